@@ -1,1 +1,15 @@
-//! server.
+//! The Ballast server: etcd's v3 API over openraft and the MVCC store.
+//!
+//! A put passes `rpc -> raft -> apply -> storage`; its events leave upwards to `watch`. ARCHITECTURE.md draws it.
+
+pub mod apply;
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod health;
+pub mod lease;
+pub mod metrics;
+pub mod node;
+pub mod raft;
+pub mod rpc;
+pub mod watch;

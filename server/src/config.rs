@@ -1,0 +1,1 @@
+//! config (the rpc helper's).

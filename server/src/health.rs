@@ -1,0 +1,1 @@
+//! health (the rpc helper's).

@@ -1,0 +1,1 @@
+//! metrics (the rpc helper's).

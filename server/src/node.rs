@@ -1,0 +1,1 @@
+//! node (the rpc helper's).

@@ -1,0 +1,8 @@
+//! The only folder that names openraft. Above it there are commands and positions, below it the log and the transport.
+//!
+//! etcd: server/etcdserver/raft.go and the raft library.
+
+pub mod command;
+pub mod node;
+
+pub use node::{ProposeError, RaftNode};

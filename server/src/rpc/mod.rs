@@ -1,0 +1,1 @@
+//! etcd services (the rpc helper's; `watch.rs` is the watch helper's).

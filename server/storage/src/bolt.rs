@@ -1,0 +1,1 @@
+//! etcd's snapshot file: a bbolt database (the bolt helper's).

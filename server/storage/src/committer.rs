@@ -1,0 +1,1 @@
+//! Write-behind (the mvcc helper's).

@@ -1,0 +1,14 @@
+//! The revisioned key space.
+//!
+//! Put, range and delete by key; every change a new revision. Readers hold a [`View`], an immutable picture published once per applied
+//! entry, and never wait for the writer. There is one writer: [`Store::begin`].
+//!
+//! etcd: server/storage/mvcc.
+
+pub mod revision;
+pub mod store;
+
+pub use store::{
+    Committed, Compaction, DefragReport, Event, EventKind, HashKv, RangeOptions, RangeResult,
+    Sizes, Store, StoreOptions, Touched, View, WriteTxn,
+};
