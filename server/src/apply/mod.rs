@@ -3,7 +3,16 @@
 //! etcd: server/etcdserver/apply.
 
 use ballast_api::etcdserverpb as pb;
+use ballast_storage::LogPosition;
 use ballast_storage::mvcc::Compaction;
+
+/// What the Raft layer calls for each committed entry, in log order, from one thread at a time.
+pub trait Apply: Send + Sync + std::fmt::Debug {
+    /// Applies one command. The store's applied position is `at` afterwards, whatever the answer.
+    fn apply(&self, at: LogPosition, request: &pb::InternalRaftRequest) -> Applied;
+    /// An entry without a command (a new leader's first, a membership change): only the position moves.
+    fn apply_empty(&self, at: LogPosition);
+}
 
 /// The answer to one command, equal on all replicas.
 #[derive(Debug, Clone)]
