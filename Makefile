@@ -1,0 +1,95 @@
+# Ballast. `make help` lists the targets.
+#
+# Everything built or downloaded lies under $(BALLAST_CACHE), outside the clone, so that a second clone rebuilds only what is its own.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+export BALLAST_CACHE ?= $(HOME)/.cache/ballast
+export CARGO_TARGET_DIR ?= $(BALLAST_CACHE)/target
+export CARGO_TERM_COLOR ?= auto
+
+RELEASE := $(CARGO_TARGET_DIR)/release
+E2E := $(RELEASE)/ballast-e2e
+export BALLAST_BIN ?= $(RELEASE)/ballast
+
+MEMBERS ?= 1
+ROUNDS ?= 3
+SEEDS ?= 5
+OPS ?= 500
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+# ---- run ---------------------------------------------------------------------------------------------------------------------
+
+.PHONY: up down status run
+up: build ## a real Kubernetes stored in Ballast, the operator, and a store of its making under a second control plane
+	$(E2E) up
+
+down: build ## remove every trace of `make up`
+	$(E2E) down
+
+status: build ## what runs and where its kubeconfigs are
+	$(E2E) status
+
+run: build-server ## only a store on 127.0.0.1:2379, data in ./data, for etcdctl
+	exec $(BALLAST_BIN) --name=default --data-dir=./data
+
+# ---- build -------------------------------------------------------------------------------------------------------------------
+
+.PHONY: packages build build-server
+packages: ## the Debian packages that builds and tests need; does nothing when they are there
+	./.ci/packages
+
+build-server: packages
+	cargo build --release --locked -p ballast-server
+
+build: packages
+	cargo build --release --locked --workspace
+
+# ---- check: the inner loop. Never writes into the tree -----------------------------------------------------------------------
+
+.PHONY: check fix crds
+check: packages ## format, lints, unit and integration tests: minutes
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	./.ci/deny
+	./.ci/layers
+	cargo test --workspace --locked --quiet
+
+fix: ## what `check` would complain of, where a tool can mend it
+	cargo fmt --all
+	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
+
+crds: ## regenerate crds/ and the chart's copy from the Rust types
+	cargo run --release --locked -p ballast-operator -- crds --write
+
+# ---- test: check, then the wire, peer and Kubernetes suites ------------------------------------------------------------------
+
+.PHONY: test test-full test-wire test-peers test-kube
+test: check build ## everything that CI runs; under an hour cold
+	$(E2E) test
+
+test-full: check build ## everything, resumable; the result is written to docs/test-report.md
+	$(E2E) test --full --report docs/test-report.md
+
+test-wire: build ## etcdctl, snapshots, kill -9, differential
+	$(E2E) test --only wire
+
+test-peers: build ## the suites of others: Kubernetes' storage tests, etcd's own black-box tests
+	$(E2E) test --only peers
+
+test-kube: build ## the suites that need the Kubernetes of `make up`
+	$(E2E) test --only kube
+
+# ---- measure -----------------------------------------------------------------------------------------------------------------
+
+.PHONY: bench diff
+bench: build ## the ratio table against real etcd, ROUNDS interleaved rounds
+	$(E2E) bench --rounds $(ROUNDS)
+
+diff: build ## the same random scripts on etcd and on Ballast, SEEDS of them with OPS operations each
+	$(E2E) diff --seeds $(SEEDS) --ops $(OPS)
