@@ -1,0 +1,225 @@
+//! The suites beyond `cargo test`: what they are, in which order, how long each may take, and how the last run ended.
+//!
+//! Promises: a suite that overruns its budget is ended with everything it started in its process group, and counts as failed; with
+//! `--full` a suite that passed on the same commit and tree is not run again, so an interrupted run resumes where it stopped.
+//! Not here: what the suites test (`e2e/tests`, `peers`).
+
+use std::fmt::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use serde::{Deserialize, Serialize};
+
+/// Which part of the product a suite needs running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Group {
+    /// A server on loopback and etcd's own tools.
+    Wire,
+    /// Other projects' suites against our server.
+    Peers,
+    /// The Kubernetes of `make up`.
+    Kube,
+}
+
+/// One suite of the run.
+#[derive(Clone, Copy, Debug)]
+struct Suite {
+    name: &'static str,
+    group: Group,
+    /// More than it takes on two busy cores, less than what would hide a hang.
+    budget_secs: u64,
+    /// Only in `make test-full`.
+    full_only: bool,
+    run: Run,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Run {
+    /// `e2e/tests/<name>.rs`.
+    Test,
+    /// A subcommand of this binary.
+    Own(&'static [&'static str]),
+}
+
+const fn test(name: &'static str, group: Group, budget_secs: u64) -> Suite {
+    Suite { name, group, budget_secs, full_only: false, run: Run::Test }
+}
+
+const SUITES: &[Suite] = &[
+    test("wire_etcdctl", Group::Wire, 180),
+    test("wire_snapshot", Group::Wire, 240),
+    test("diff_kv", Group::Wire, 240),
+    test("fault_kill", Group::Wire, 300),
+];
+
+/// What to run.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Only the suites of this group.
+    #[arg(long)]
+    only: Option<Group>,
+    /// Only the suites whose name contains this.
+    #[arg(long)]
+    name: Option<String>,
+    /// Also what does not fit into CI; suites that passed on this very tree are not run again.
+    #[arg(long)]
+    full: bool,
+    /// Write the result there, as Markdown.
+    #[arg(long)]
+    report: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Outcome {
+    suite: String,
+    passed: bool,
+    secs: u64,
+    /// Commit and state of the tree it ran on.
+    tree: String,
+}
+
+/// Runs the suites one after the other and prints `N passed, N failed` at the end.
+pub fn run(args: &Args) -> Result<()> {
+    let root = root()?;
+    let tree = tree_id(&root)?;
+    let record = crate_cache()?.join("suites.json");
+    let mut known: Vec<Outcome> = std::fs::read(&record)
+        .ok()
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+        .unwrap_or_default();
+    let mut outcomes = Vec::new();
+    for suite in SUITES.iter().filter(|s| {
+        (args.full || !s.full_only)
+            && args.only.is_none_or(|g| g == s.group)
+            && args.name.as_deref().is_none_or(|n| s.name.contains(n))
+    }) {
+        let before = known.iter().find(|o| o.suite == suite.name && o.tree == tree && o.passed);
+        if let (true, Some(before)) = (args.full, before) {
+            note(&format!("== {}: passed before on this tree, {} s", suite.name, before.secs));
+            outcomes.push(before.clone());
+            continue;
+        }
+        let outcome = run_one(suite, &root, &tree)?;
+        known.retain(|o| o.suite != suite.name);
+        known.push(outcome.clone());
+        std::fs::write(&record, serde_json::to_vec_pretty(&known)?)
+            .with_context(|| format!("write {}", record.display()))?;
+        outcomes.push(outcome);
+    }
+    let failed = outcomes.iter().filter(|o| !o.passed).count();
+    if let Some(path) = &args.report {
+        std::fs::write(path, report(&outcomes)).with_context(|| format!("write {}", path.display()))?;
+    }
+    for outcome in &outcomes {
+        let word = if outcome.passed { "passed" } else { "FAILED" };
+        note(&format!("{word} {:<24} {:>5} s", outcome.suite, outcome.secs));
+    }
+    note(&format!("suites: {} passed, {failed} failed", outcomes.len() - failed));
+    if outcomes.is_empty() {
+        bail!("no suite matches");
+    }
+    if failed > 0 {
+        bail!("{failed} of {} suites failed", outcomes.len());
+    }
+    Ok(())
+}
+
+fn run_one(suite: &Suite, root: &Path, tree: &str) -> Result<Outcome> {
+    note(&format!("== {} (budget {} s)", suite.name, suite.budget_secs));
+    let mut command = match suite.run {
+        Run::Test => {
+            let mut command = Command::new("cargo");
+            // The whole workspace, so that features resolve as in `make check` and nothing is compiled twice.
+            command.args(["test", "--workspace", "--locked", "--test", suite.name, "--"]);
+            command.args(["--nocapture", "--test-threads=1"]);
+            command
+        }
+        Run::Own(arguments) => {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(arguments);
+            command
+        }
+    };
+    command.current_dir(root).stdin(Stdio::null()).process_group(0);
+    let begun = Instant::now();
+    let mut child = command.spawn().with_context(|| format!("start {}", suite.name))?;
+    let group = rustix::process::Pid::from_child(&child);
+    let deadline = begun + Duration::from_secs(suite.budget_secs);
+    let passed = loop {
+        if let Some(status) = child.try_wait()? {
+            break status.success();
+        }
+        if Instant::now() >= deadline {
+            note(&format!("{}: over its budget of {} s", suite.name, suite.budget_secs));
+            rustix::process::kill_process_group(group, rustix::process::Signal::KILL)?;
+            child.wait()?;
+            break false;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    Ok(Outcome {
+        suite: suite.name.to_owned(),
+        passed,
+        secs: begun.elapsed().as_secs(),
+        tree: tree.to_owned(),
+    })
+}
+
+fn report(outcomes: &[Outcome]) -> String {
+    let mut text = String::from(
+        "# The last full run\n\nWritten by `make test-full`.\n\n| suite | result | seconds |\n|---|---|---|\n",
+    );
+    for o in outcomes {
+        let word = if o.passed { "passed" } else { "failed" };
+        let _ = writeln!(text, "| {} | {word} | {} |", o.suite, o.secs);
+    }
+    text
+}
+
+/// The commit and, if the tree differs from it, a hash of the difference.
+fn tree_id(root: &Path) -> Result<String> {
+    let git = |arguments: &[&str]| -> Result<Vec<u8>> {
+        let output = Command::new("git").args(arguments).current_dir(root).output()?;
+        if !output.status.success() {
+            bail!("git {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(output.stdout)
+    };
+    let head = String::from_utf8(git(&["rev-parse", "HEAD"])?)?.trim().to_owned();
+    let difference = git(&["diff", "HEAD"])?;
+    if difference.is_empty() {
+        return Ok(head);
+    }
+    use sha2::Digest as _;
+    Ok(format!("{head}+{}", hex::encode(sha2::Sha256::digest(&difference))))
+}
+
+fn root() -> Result<PathBuf> {
+    // The manifest's folder at build time would be wrong for a binary used from another clone.
+    let mut folder = std::env::current_dir()?;
+    loop {
+        if folder.join("Cargo.toml").exists() && folder.join("e2e").is_dir() {
+            return Ok(folder);
+        }
+        if !folder.pop() {
+            bail!("run this inside a clone of the project");
+        }
+    }
+}
+
+fn crate_cache() -> Result<PathBuf> {
+    let folder = match std::env::var_os("BALLAST_CACHE") {
+        Some(folder) => PathBuf::from(folder),
+        None => PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cache/ballast"),
+    };
+    std::fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+    Ok(folder)
+}
+
+#[expect(clippy::print_stderr, reason = "a command line tool's progress")]
+fn note(line: &str) {
+    eprintln!("{line}");
+}
