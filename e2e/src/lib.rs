@@ -1,1 +1,25 @@
-//! e2e.
+//! The harness: it builds the tools it needs, stands up a real Kubernetes whose control plane is
+//! stored in a server under test, and takes all of it away again.
+//!
+//! [`cluster::Cluster`] is what a test uses; `ballast-e2e up` is the same thing kept running for a
+//! person. Everything that runs lives in network, mount and process namespaces of its own, so
+//! several clusters can stand side by side and nothing is left on the machine afterwards. Nothing
+//! here knows how the server or the operator work inside: both are programs to start.
+
+pub mod addons;
+pub mod cluster;
+pub mod control_plane;
+pub mod forward;
+pub mod image;
+pub mod images;
+pub mod netns;
+pub mod node;
+pub mod node_init;
+pub mod packages;
+pub mod paths;
+pub mod pki;
+pub mod process;
+pub mod progress;
+pub mod tools;
+pub mod up;
+pub mod wait;

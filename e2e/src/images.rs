@@ -1,0 +1,48 @@
+//! The images pods use here, each made from a program that was built before.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use crate::image::Image;
+use crate::{paths, tools};
+
+/// Holds a pod's namespaces.
+pub const PAUSE: &str = "ballast.dev/e2e/pause:1";
+/// Answers HTTP and looks things up from inside a pod.
+pub const WEB: &str = "ballast.dev/e2e/web:1";
+/// The cluster's name server.
+pub const COREDNS: &str = "ballast.dev/e2e/coredns:v1.14.7";
+
+/// Writes the images every cluster needs, and returns their archives.
+pub fn base() -> Result<Vec<PathBuf>> {
+    let pods = tools::path("pods")?;
+    let coredns = tools::path("coredns")?;
+    Ok(vec![
+        cached("pause", &Image::of_program(PAUSE, &pods, &["pause"])?, &pods)?,
+        cached("web", &Image::of_program(WEB, &pods, &["web"])?, &pods)?,
+        // It binds port 53, which an ordinary user may not.
+        cached("coredns", &Image::of_program(COREDNS, &coredns, &[])?.user("0:0"), &coredns)?,
+    ])
+}
+
+/// Writes an image of a program of this project.
+pub fn of_product(name: &str, reference: &str, program: &Path) -> Result<PathBuf> {
+    cached(name, &Image::of_program(reference, program, &[])?, program)
+}
+
+/// An archive in the cache, written again when its program is newer.
+fn cached(name: &str, image: &Image, program: &Path) -> Result<PathBuf> {
+    let folder = paths::cache()?.join("images");
+    fs::create_dir_all(&folder)?;
+    let tag = image.reference.replace(['/', ':'], "_");
+    let archive = folder.join(format!("{name}-{tag}.tar"));
+    let modified = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified());
+    let built = modified(program).with_context(|| program.display().to_string())?;
+    if modified(&archive).is_ok_and(|written| written > built) {
+        return Ok(archive);
+    }
+    image.write(&archive)?;
+    Ok(archive)
+}

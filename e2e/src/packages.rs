@@ -1,0 +1,52 @@
+//! The Debian packages a node is made of. Nothing is touched when all are there.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::progress::Progress;
+
+/// What a one-node cluster needs beyond a bare Debian 12.
+const PACKAGES: [&str; 8] = [
+    "containerd",
+    "runc",
+    "containernetworking-plugins",
+    "nftables",
+    "iptables",
+    "conntrack",
+    "iproute2",
+    "util-linux",
+];
+
+/// Installs what is missing. Needs root; starts no service of theirs, since none is needed.
+pub fn ensure(progress: &Progress) -> Result<()> {
+    let missing: Vec<&str> = PACKAGES.into_iter().filter(|package| !installed(package)).collect();
+    if missing.is_empty() {
+        progress.detail("all packages are installed");
+        return Ok(());
+    }
+    progress.detail(&format!("apt-get install {}", missing.join(" ")));
+    apt(&["update", "-qq"])?;
+    let mut arguments = vec!["install", "-y", "-qq", "--no-install-recommends"];
+    arguments.extend(&missing);
+    apt(&arguments)
+}
+
+fn installed(package: &str) -> bool {
+    Command::new("dpkg-query")
+        .args(["-W", "-f=${db:Status-Status}", package])
+        .output()
+        .is_ok_and(|output| output.stdout == b"installed")
+}
+
+fn apt(arguments: &[&str]) -> Result<()> {
+    let output = Command::new("apt-get")
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .output()
+        .context("apt-get: this harness runs on Debian 12")?;
+    if !output.status.success() {
+        bail!("apt-get {} failed:\n{}", arguments.join(" "), String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}
