@@ -14,17 +14,32 @@ pub const COREDNS: &str = include_str!("manifests/coredns.yaml");
 
 /// Applies a manifest as `kubectl apply` does.
 pub fn apply(kubeconfig: &Path, manifest: &str) -> Result<()> {
-    kubectl(kubeconfig, &["apply", "--server-side", "--force-conflicts", "-f", "-"], manifest).map(|_| ())
+    kubectl(
+        kubeconfig,
+        &["apply", "--server-side", "--force-conflicts", "-f", "-"],
+        manifest,
+    )
+    .map(|_| ())
 }
 
 /// Runs kubectl with this input, and returns what it prints.
 pub fn kubectl(kubeconfig: &Path, arguments: &[&str], input: &str) -> Result<String> {
-    run(Command::new(tools::path("kubectl")?).env("KUBECONFIG", kubeconfig).args(arguments), input)
+    run(
+        Command::new(tools::path("kubectl")?)
+            .env("KUBECONFIG", kubeconfig)
+            .args(arguments),
+        input,
+    )
 }
 
 /// Runs helm, and returns what it prints.
 pub fn helm(kubeconfig: &Path, arguments: &[&str]) -> Result<String> {
-    run(Command::new(tools::path("helm")?).env("KUBECONFIG", kubeconfig).args(arguments), "")
+    run(
+        Command::new(tools::path("helm")?)
+            .env("KUBECONFIG", kubeconfig)
+            .args(arguments),
+        "",
+    )
 }
 
 fn run(command: &mut Command, input: &str) -> Result<String> {
@@ -40,7 +55,10 @@ fn run(command: &mut Command, input: &str) -> Result<String> {
     drop(stdin);
     let output = child.wait_with_output()?;
     if !output.status.success() {
-        bail!("{command:?} failed:\n{}", String::from_utf8_lossy(&output.stderr).trim());
+        bail!(
+            "{command:?} failed:\n{}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -52,7 +52,11 @@ impl Options {
 
     /// API servers on a store, and nothing else.
     pub fn api_only(name: &str, api_servers: u16) -> Result<Self> {
-        Ok(Self { node: false, api_servers, ..Self::full(name)? })
+        Ok(Self {
+            node: false,
+            api_servers,
+            ..Self::full(name)?
+        })
     }
 }
 
@@ -79,8 +83,11 @@ impl Cluster {
     pub async fn up(options: Options, progress: &Progress) -> Result<Self> {
         let state = paths::state(&options.name)?;
         progress.stage("Tools");
-        let needed: &[&str] =
-            if options.node { &["etcd", "pods", "kubernetes", "coredns"] } else { &["etcd", "kubernetes"] };
+        let needed: &[&str] = if options.node {
+            &["etcd", "pods", "kubernetes", "coredns"]
+        } else {
+            &["etcd", "kubernetes"]
+        };
         tools::ensure(needed, progress)?;
         Self::down_by_name(&options.name)?;
         fs::create_dir_all(&state)?;
@@ -91,11 +98,23 @@ impl Cluster {
         let pki = Pki::create(&state.join("pki"))?;
         control_plane::prepare(&pki, ADDRESS)?;
 
-        let mut cluster =
-            Self { options, state, namespace, doors: Vec::new(), node: None, pki: Some(pki) };
+        let mut cluster = Self {
+            options,
+            state,
+            namespace,
+            doors: Vec::new(),
+            node: None,
+            pki: Some(pki),
+        };
         cluster.start(progress).await?;
-        let facts = Facts { options: cluster.options.clone(), doors: cluster.doors.clone() };
-        fs::write(cluster.state.join("cluster.json"), serde_json::to_vec_pretty(&facts)?)?;
+        let facts = Facts {
+            options: cluster.options.clone(),
+            doors: cluster.doors.clone(),
+        };
+        fs::write(
+            cluster.state.join("cluster.json"),
+            serde_json::to_vec_pretty(&facts)?,
+        )?;
         progress.finish();
         Ok(cluster)
     }
@@ -110,7 +129,9 @@ impl Cluster {
         for process in &processes {
             process.check()?;
         }
-        let init = processes.into_iter().find(|process| process.name() == "node-init");
+        let init = processes
+            .into_iter()
+            .find(|process| process.name() == "node-init");
         let node = init.map(|init| Node::attach(&facts.options.node_name(), &state, init));
         Ok(Self {
             namespace: NetworkNamespace::named(&format!("ballast-{name}")),
@@ -131,14 +152,27 @@ impl Cluster {
             let server = self.start_api_server(&name, index, &control_plane::store_url())?;
             self.wait_ready(index, &server).await?;
         }
-        if self.options.node { self.start_node(progress).await } else { Ok(()) }
+        if self.options.node {
+            self.start_node(progress).await
+        } else {
+            Ok(())
+        }
     }
 
     /// Starts an API server on the given store, with a door to it and a kubeconfig.
     pub fn start_api_server(&mut self, name: &str, index: u16, store: &str) -> Result<Process> {
-        let pki = self.pki.as_ref().context("the cluster was started by another run")?;
+        let pki = self
+            .pki
+            .as_ref()
+            .context("the cluster was started by another run")?;
         let port = FIRST_API_PORT + index;
-        let server = ApiServer { name, port, address: ADDRESS, store, extra: &self.options.api_flags };
+        let server = ApiServer {
+            name,
+            port,
+            address: ADDRESS,
+            store,
+            extra: &self.options.api_flags,
+        };
         let process = server.start(pki, &self.state, &self.namespace)?;
         let to = SocketAddr::from((ADDRESS, port));
         let (_, door) = forward::start(&self.state, &format!("door-{name}"), &self.namespace, to)?;
@@ -152,17 +186,24 @@ impl Cluster {
     /// Waits until an API server calls itself ready.
     pub async fn wait_ready(&self, index: u16, server: &Process) -> Result<()> {
         let client = self.client(index).await?;
-        wait_for(&format!("{} is ready", server.name()), Duration::from_secs(120), || async {
-            server.check()?;
-            let request = http::Request::get("/readyz").body(Vec::new())?;
-            Ok((client.request_text(request).await? == "ok").then_some(()))
-        })
+        wait_for(
+            &format!("{} is ready", server.name()),
+            Duration::from_secs(120),
+            || async {
+                server.check()?;
+                let request = http::Request::get("/readyz").body(Vec::new())?;
+                Ok((client.request_text(request).await? == "ok").then_some(()))
+            },
+        )
         .await
     }
 
     async fn start_node(&mut self, progress: &Progress) -> Result<()> {
         let inside = format!("https://{ADDRESS}:{FIRST_API_PORT}");
-        let pki = self.pki.as_ref().context("the cluster was started by another run")?;
+        let pki = self
+            .pki
+            .as_ref()
+            .context("the cluster was started by another run")?;
         progress.stage("Controllers and scheduler");
         control_plane::start_controllers(pki, &self.state, &self.namespace, &inside)?;
         progress.stage("Node: containerd, kubelet, kube-proxy");
@@ -186,37 +227,55 @@ impl Cluster {
         self.node = Some(node);
         wait_for("the node is Ready", Duration::from_secs(120), || async {
             let node = nodes.get_opt(&name).await?;
-            Ok(node.and_then(|node| node.status).is_some_and(|status| {
-                status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True")
-            })
-            .then_some(()))
+            Ok(node
+                .and_then(|node| node.status)
+                .is_some_and(|status| {
+                    status
+                        .conditions
+                        .iter()
+                        .flatten()
+                        .any(|c| c.type_ == "Ready" && c.status == "True")
+                })
+                .then_some(()))
         })
         .await?;
         progress.stage("StorageClass and CoreDNS");
         addons::apply(&self.kubeconfig(0), addons::STORAGE_CLASS)?;
         addons::apply(&self.kubeconfig(0), addons::COREDNS)?;
-        self.wait_available("kube-system", "coredns", Duration::from_secs(120)).await?;
+        self.wait_available("kube-system", "coredns", Duration::from_secs(120))
+            .await?;
         // Pods made before their namespace's account is there are refused.
         let accounts: Api<ServiceAccount> = Api::namespaced(client, "default");
-        wait_for("the default ServiceAccount", Duration::from_secs(60), || async {
-            Ok(accounts.get_opt("default").await?.map(|_| ()))
-        })
+        wait_for(
+            "the default ServiceAccount",
+            Duration::from_secs(60),
+            || async { Ok(accounts.get_opt("default").await?.map(|_| ())) },
+        )
         .await
     }
 
     /// Waits until a Deployment has its pods ready; the error tells what the pods say.
-    pub async fn wait_available(&self, namespace: &str, name: &str, deadline: Duration) -> Result<()> {
+    pub async fn wait_available(
+        &self,
+        namespace: &str,
+        name: &str,
+        deadline: Duration,
+    ) -> Result<()> {
         let client = self.client(0).await?;
         let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
-        let ready = wait_for(&format!("{namespace}/{name} is available"), deadline, || async {
-            let deployment = deployments.get(name).await?;
-            let wanted = deployment.spec.and_then(|spec| spec.replicas).unwrap_or(1);
-            let status = deployment.status.unwrap_or_default();
-            let current = status.observed_generation == deployment.metadata.generation;
-            let enough = status.available_replicas.unwrap_or(0) >= wanted
-                && status.updated_replicas.unwrap_or(0) >= wanted;
-            Ok((current && enough).then_some(()))
-        })
+        let ready = wait_for(
+            &format!("{namespace}/{name} is available"),
+            deadline,
+            || async {
+                let deployment = deployments.get(name).await?;
+                let wanted = deployment.spec.and_then(|spec| spec.replicas).unwrap_or(1);
+                let status = deployment.status.unwrap_or_default();
+                let current = status.observed_generation == deployment.metadata.generation;
+                let enough = status.available_replicas.unwrap_or(0) >= wanted
+                    && status.updated_replicas.unwrap_or(0) >= wanted;
+                Ok((current && enough).then_some(()))
+            },
+        )
         .await;
         if ready.is_err() {
             let pods: Api<Pod> = Api::namespaced(client, namespace);
@@ -241,7 +300,11 @@ impl Cluster {
 
     /// The kubeconfig of the API server of this number, for use from outside.
     pub fn kubeconfig(&self, index: u16) -> PathBuf {
-        let number = if index == 0 { String::new() } else { format!("-{}", index + 1) };
+        let number = if index == 0 {
+            String::new()
+        } else {
+            format!("-{}", index + 1)
+        };
         self.state.join(format!("kubeconfig{number}"))
     }
 
@@ -260,7 +323,9 @@ impl Cluster {
 
     /// A program of the control plane by its name: `store`, `kube-apiserver`, `kube-apiserver-2`.
     pub fn process(&self, name: &str) -> Result<Process> {
-        let found = process::recorded(&self.state)?.into_iter().find(|process| process.name() == name);
+        let found = process::recorded(&self.state)?
+            .into_iter()
+            .find(|process| process.name() == name);
         found.with_context(|| format!("no {name} runs in {}", self.options.name))
     }
 
@@ -309,7 +374,11 @@ fn cgroup(name: &str) -> String {
 
 /// The record's name of the API server of this number.
 pub fn api_server_name(index: u16) -> String {
-    if index == 0 { "kube-apiserver".to_owned() } else { format!("kube-apiserver-{}", index + 1) }
+    if index == 0 {
+        "kube-apiserver".to_owned()
+    } else {
+        format!("kube-apiserver-{}", index + 1)
+    }
 }
 
 /// Takes the cluster of this name down when a test ends, whichever way it ends. With

@@ -16,8 +16,8 @@ use crate::netns::NetworkNamespace;
 use crate::node::POD_NETWORK;
 use crate::pki::{Pki, kubeconfig};
 use crate::process::{Process, Program};
-use crate::{paths, tools};
 use crate::wait::wait_for_blocking;
+use crate::{paths, tools};
 
 pub const SERVICE_NETWORK: &str = "10.96.0.0/16";
 pub const SERVICE_ADDRESS: &str = "10.96.0.1";
@@ -35,13 +35,13 @@ pub enum StoreKind {
 }
 
 impl StoreKind {
-    /// What `BALLAST_STORE` names: `etcd`, or the path of a server. Unset it is our server as the
-    /// release build leaves it.
+    /// What `BALLAST_STORE` names: `etcd`, or the path of a server. Unset it is our server; see
+    /// [`paths::server_binary`].
     pub fn from_environment() -> Result<Self> {
         match std::env::var_os("BALLAST_STORE") {
             Some(name) if name == "etcd" => Ok(Self::Etcd),
             Some(path) => Ok(Self::Ballast(path.into())),
-            None => Ok(Self::Ballast(paths::release_binary("ballast"))),
+            None => Ok(Self::Ballast(paths::server_binary())),
         }
     }
 
@@ -64,7 +64,11 @@ pub fn store_url() -> String {
 }
 
 /// Starts the store and returns when it serves.
-pub fn start_store(kind: &StoreKind, state: &Path, namespace: &NetworkNamespace) -> Result<Process> {
+pub fn start_store(
+    kind: &StoreKind,
+    state: &Path,
+    namespace: &NetworkNamespace,
+) -> Result<Process> {
     let peer = "http://127.0.0.1:2380";
     let data = state.join("store");
     let process = Program::new("store", kind.program()?)
@@ -91,14 +95,23 @@ pub fn http_get(address: SocketAddr, path: &str) -> Result<String> {
     let limit = Duration::from_secs(5);
     let mut stream = TcpStream::connect_timeout(&address, limit)?;
     stream.set_read_timeout(Some(limit))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+    )?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let status = answer.split_whitespace().nth(1).context("no answer")?;
     if status != "200" {
-        bail!("{path} answered {}", answer.lines().next().unwrap_or_default());
+        bail!(
+            "{path} answered {}",
+            answer.lines().next().unwrap_or_default()
+        );
     }
-    Ok(answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default())
+    Ok(answer
+        .split_once("\r\n\r\n")
+        .map(|(_, body)| body.to_owned())
+        .unwrap_or_default())
 }
 
 /// The certificates and keys every API server of the cluster shares.
@@ -118,7 +131,11 @@ pub fn prepare(pki: &Pki, address: Ipv4Addr) -> Result<()> {
             &address,
         ],
     )?;
-    pki.client("apiserver-kubelet", "kube-apiserver-kubelet-client", &["system:masters"])?;
+    pki.client(
+        "apiserver-kubelet",
+        "kube-apiserver-kubelet-client",
+        &["system:masters"],
+    )?;
     Ok(())
 }
 

@@ -43,7 +43,9 @@ pub fn run(namespace: PathBuf, listen: SocketAddr, to: SocketAddr) -> Result<()>
     outside.set_nonblocking(true)?;
     // From here on every new socket of this thread belongs to the namespace.
     netns::enter(&namespace)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     runtime.block_on(async move {
         let outside = TcpListener::from_std(outside)?;
         loop {

@@ -29,10 +29,14 @@ impl Image {
         let inside = Path::new("/usr/bin").join(name);
         let mut files = BTreeMap::new();
         for library in shared_libraries(program)? {
-            let source = library.canonicalize().with_context(|| library.display().to_string())?;
+            let source = library
+                .canonicalize()
+                .with_context(|| library.display().to_string())?;
             files.insert(library, source);
         }
-        let source = program.canonicalize().with_context(|| program.display().to_string())?;
+        let source = program
+            .canonicalize()
+            .with_context(|| program.display().to_string())?;
         files.insert(inside.clone(), source);
         let mut entry = vec![inside.to_string_lossy().into_owned()];
         entry.extend(entrypoint.iter().map(|&argument| argument.to_owned()));
@@ -77,10 +81,20 @@ impl Image {
 
         let partial = path.with_extension("partial");
         let mut archive = tar::Builder::new(fs::File::create(&partial)?);
-        append(&mut archive, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#, 0o644)?;
+        append(
+            &mut archive,
+            "oci-layout",
+            br#"{"imageLayoutVersion":"1.0.0"}"#,
+            0o644,
+        )?;
         append(&mut archive, "index.json", &index, 0o644)?;
         for blob in [&layer, &config, &manifest] {
-            append(&mut archive, &digest(blob).replace("sha256:", "blobs/sha256/"), blob, 0o644)?;
+            append(
+                &mut archive,
+                &digest(blob).replace("sha256:", "blobs/sha256/"),
+                blob,
+                0o644,
+            )?;
         }
         archive.into_inner()?.flush()?;
         fs::rename(&partial, path).with_context(|| path.display().to_string())
@@ -93,14 +107,23 @@ impl Image {
             folders.extend(inside.ancestors().skip(1).map(Path::to_path_buf));
         }
         for folder in folders.iter().filter(|folder| folder.parent().is_some()) {
-            let mode = if folder == Path::new("/tmp") { 0o1777 } else { 0o755 };
+            let mode = if folder == Path::new("/tmp") {
+                0o1777
+            } else {
+                0o755
+            };
             let mut header = header(0, mode);
             header.set_entry_type(tar::EntryType::Directory);
             archive.append_data(&mut header, folder.strip_prefix("/")?, std::io::empty())?;
         }
         for (inside, source) in &self.files {
             let bytes = fs::read(source).with_context(|| source.display().to_string())?;
-            append(&mut archive, &inside.strip_prefix("/")?.to_string_lossy(), &bytes, 0o755)?;
+            append(
+                &mut archive,
+                &inside.strip_prefix("/")?.to_string_lossy(),
+                &bytes,
+                0o755,
+            )?;
         }
         Ok(archive.into_inner()?)
     }
@@ -112,20 +135,31 @@ fn shared_libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
-        if text.contains("not a dynamic executable") || errors.contains("not a dynamic executable") {
+        if text.contains("not a dynamic executable") || errors.contains("not a dynamic executable")
+        {
             return Ok(Vec::new());
         }
         bail!("ldd {}: {errors}", program.display());
     }
     // A line is `name => /path (address)`, `/path (address)` or, for the kernel's own, no path.
     let path = |line: &str| {
-        let target = line.split_once("=>").map_or(line, |(_, target)| target).trim();
-        target.starts_with('/').then(|| target.split(' ').next().unwrap_or(target).into())
+        let target = line
+            .split_once("=>")
+            .map_or(line, |(_, target)| target)
+            .trim();
+        target
+            .starts_with('/')
+            .then(|| target.split(' ').next().unwrap_or(target).into())
     };
     Ok(text.lines().filter_map(path).collect())
 }
 
-fn append(archive: &mut tar::Builder<impl std::io::Write>, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
+fn append(
+    archive: &mut tar::Builder<impl std::io::Write>,
+    path: &str,
+    bytes: &[u8],
+    mode: u32,
+) -> Result<()> {
     Ok(archive.append_data(&mut header(bytes.len(), mode), path, bytes)?)
 }
 
@@ -162,10 +196,18 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let image = Image::of_program("example.org/env:1", Path::new("/usr/bin/env"), &[])
             .expect("env can be read");
-        assert!(image.files.keys().any(|path| path.to_string_lossy().contains("libc.so")));
+        assert!(
+            image
+                .files
+                .keys()
+                .any(|path| path.to_string_lossy().contains("libc.so"))
+        );
         let (one, two) = (folder.path().join("one.tar"), folder.path().join("two.tar"));
         image.write(&one).expect("the image can be written");
         image.write(&two).expect("the image can be written");
-        assert_eq!(fs::read(&one).expect("it is there"), fs::read(&two).expect("it is there"));
+        assert_eq!(
+            fs::read(&one).expect("it is there"),
+            fs::read(&two).expect("it is there")
+        );
     }
 }

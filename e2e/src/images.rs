@@ -20,10 +20,18 @@ pub fn base() -> Result<Vec<PathBuf>> {
     let pods = tools::path("pods")?;
     let coredns = tools::path("coredns")?;
     Ok(vec![
-        cached("pause", &Image::of_program(PAUSE, &pods, &["pause"])?, &pods)?,
+        cached(
+            "pause",
+            &Image::of_program(PAUSE, &pods, &["pause"])?,
+            &pods,
+        )?,
         cached("web", &Image::of_program(WEB, &pods, &["web"])?, &pods)?,
         // It binds port 53, which an ordinary user may not.
-        cached("coredns", &Image::of_program(COREDNS, &coredns, &[])?.user("0:0"), &coredns)?,
+        cached(
+            "coredns",
+            &Image::of_program(COREDNS, &coredns, &[])?.user("0:0"),
+            &coredns,
+        )?,
     ])
 }
 

@@ -20,6 +20,7 @@ pub mod paths;
 pub mod pki;
 pub mod process;
 pub mod progress;
+pub mod suites;
 pub mod tools;
 pub mod up;
 pub mod wait;

@@ -8,7 +8,7 @@ use anyhow::Result;
 use ballast_e2e::control_plane::StoreKind;
 use ballast_e2e::progress::Progress;
 use ballast_e2e::up::{self, UpOptions};
-use ballast_e2e::{forward, node_init, packages, paths, tools};
+use ballast_e2e::{forward, node_init, packages, paths, suites, tools};
 use clap::{Parser, Subcommand};
 
 /// A real Kubernetes on a store under test, on one machine.
@@ -46,6 +46,8 @@ enum Command {
         #[arg(long, default_value = "up")]
         name: String,
     },
+    /// Run the suites beyond `cargo test`.
+    Test(suites::Args),
     /// Build the tools, or only those of the named modules below `e2e/go`.
     Tools { modules: Vec<String> },
     /// Install the packages a node needs.
@@ -75,18 +77,30 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<()> {
     match command {
-        Command::Up { name, store, store_binary, without_operator } => {
+        Command::Up {
+            name,
+            store,
+            store_binary,
+            without_operator,
+        } => {
             let store = match (store.as_str(), store_binary) {
                 ("etcd", None) => StoreKind::Etcd,
                 ("ballast", Some(path)) => StoreKind::Ballast(path),
-                ("ballast", None) => StoreKind::Ballast(paths::release_binary("ballast")),
-                _ => anyhow::bail!("--store is `ballast`, with or without --store-binary, or `etcd`"),
+                ("ballast", None) => StoreKind::Ballast(paths::server_binary()),
+                _ => {
+                    anyhow::bail!("--store is `ballast`, with or without --store-binary, or `etcd`")
+                }
             };
             let runtime = tokio::runtime::Runtime::new()?;
-            runtime.block_on(up::up(UpOptions { name, store, operator: !without_operator }))
+            runtime.block_on(up::up(UpOptions {
+                name,
+                store,
+                operator: !without_operator,
+            }))
         }
         Command::Down { name } => up::down(&name),
         Command::Status { name } => up::status(&name),
+        Command::Test(arguments) => suites::run(&arguments),
         Command::Tools { modules } => {
             let progress = Progress::new();
             let all: Vec<&str> = tools::MODULES.iter().map(|module| module.name).collect();
@@ -95,6 +109,10 @@ fn run(command: Command) -> Result<()> {
         }
         Command::Packages => packages::ensure(&Progress::new()),
         Command::NodeInit { spec } => node_init::run(&spec),
-        Command::Forward { namespace, listen, to } => forward::run(namespace, listen, to),
+        Command::Forward {
+            namespace,
+            listen,
+            to,
+        } => forward::run(namespace, listen, to),
     }
 }

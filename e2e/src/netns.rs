@@ -17,7 +17,9 @@ pub struct NetworkNamespace {
 impl NetworkNamespace {
     /// The namespace of this name, which may or may not exist.
     pub fn named(name: &str) -> Self {
-        Self { name: name.to_owned() }
+        Self {
+            name: name.to_owned(),
+        }
     }
 
     pub fn path(&self) -> PathBuf {
@@ -34,7 +36,13 @@ impl NetworkNamespace {
         run("ip", &["netns", "add", &self.name])?;
         self.ip(&["link", "set", "lo", "up"])?;
         self.ip(&["link", "add", "node0", "type", "bridge"])?;
-        self.ip(&["address", "add", &format!("{address}/{prefix}"), "dev", "node0"])?;
+        self.ip(&[
+            "address",
+            "add",
+            &format!("{address}/{prefix}"),
+            "dev",
+            "node0",
+        ])?;
         self.ip(&["link", "set", "node0", "up"])?;
         self.ip(&["route", "add", "default", "dev", "node0"])?;
         self.inside(|| {
@@ -86,7 +94,10 @@ pub fn enter(path: &Path) -> Result<()> {
 }
 
 fn run(program: &str, arguments: &[&str]) -> Result<()> {
-    let output = Command::new(program).args(arguments).output().with_context(|| program.to_owned())?;
+    let output = Command::new(program)
+        .args(arguments)
+        .output()
+        .with_context(|| program.to_owned())?;
     if !output.status.success() {
         bail!(
             "{program} {} failed: {}",

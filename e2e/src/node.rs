@@ -63,13 +63,25 @@ impl Node {
         let spec_path = folder.join("init.json");
         fs::write(&spec_path, serde_json::to_vec_pretty(&spec)?)?;
         let init = Program::new("node-init", "/usr/bin/unshare".into())
-            .arguments(["--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child=KILL", "--"])
+            .arguments([
+                "--mount",
+                "--pid",
+                "--uts",
+                "--ipc",
+                "--fork",
+                "--kill-child=KILL",
+                "--",
+            ])
             .argument(paths::harness_binary()?.to_string_lossy())
             .argument("node-init")
             .argument(spec_path.to_string_lossy())
             .inside(options.namespace)
             .start(options.state)?;
-        let node = Self { name: options.name.to_owned(), folder, init };
+        let node = Self {
+            name: options.name.to_owned(),
+            folder,
+            init,
+        };
         wait_for_blocking("containerd answers", Duration::from_secs(60), || {
             node.init.check()?;
             node.ctr(&["version"]).map(|_| Some(()))
@@ -79,12 +91,18 @@ impl Node {
 
     /// A node that an earlier run started.
     pub fn attach(name: &str, state: &Path, init: Process) -> Self {
-        Self { name: name.to_owned(), folder: state.join("node"), init }
+        Self {
+            name: name.to_owned(),
+            folder: state.join("node"),
+            init,
+        }
     }
 
     /// Makes an image known to the node.
     pub fn import(&self, archive: &Path) -> Result<()> {
-        let archive = archive.to_str().context("the archive's path is not UTF-8")?;
+        let archive = archive
+            .to_str()
+            .context("the archive's path is not UTF-8")?;
         self.ctr(&["images", "import", archive]).map(|_| ())
     }
 
@@ -99,7 +117,14 @@ impl Node {
     pub fn run(&self, command: &[&str]) -> Result<String> {
         let pid = self.inner_pid()?;
         let output = Command::new("nsenter")
-            .args([&format!("--target={pid}"), "--mount", "--net", "--uts", "--ipc", "--"])
+            .args([
+                &format!("--target={pid}"),
+                "--mount",
+                "--net",
+                "--uts",
+                "--ipc",
+                "--",
+            ])
             .args(command)
             .output()
             .context("nsenter")?;
@@ -119,7 +144,10 @@ impl Node {
         let path = format!("/proc/{id}/task/{id}/children");
         let children = fs::read_to_string(&path).with_context(|| path.clone())?;
         let first = children.split_whitespace().next();
-        first.context("the node has no process 1")?.parse().context(path)
+        first
+            .context("the node has no process 1")?
+            .parse()
+            .context(path)
     }
 
     pub fn folder(&self) -> &Path {
@@ -148,7 +176,12 @@ impl NodeOptions<'_> {
         let proxy = self.proxy(folder)?;
         let flag = |name: &str, value: &Path| format!("--{name}={}", value.display());
         Ok(vec![
-            program("containerd", "/usr/bin/containerd".into(), vec![flag("config", &containerd)], None),
+            program(
+                "containerd",
+                "/usr/bin/containerd".into(),
+                vec![flag("config", &containerd)],
+                None,
+            ),
             program(
                 "kubelet",
                 tools::path("kubelet")?,
@@ -160,7 +193,12 @@ impl NodeOptions<'_> {
                 ],
                 Some(socket.clone()),
             ),
-            program("kube-proxy", tools::path("kube-proxy")?, vec![flag("config", &proxy)], Some(socket)),
+            program(
+                "kube-proxy",
+                tools::path("kube-proxy")?,
+                vec![flag("config", &proxy)],
+                Some(socket),
+            ),
         ])
     }
 
@@ -256,7 +294,10 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
     fn proxy(&self, folder: &Path) -> Result<PathBuf> {
         let identity = self.pki.client("kube-proxy", "system:kube-proxy", &[])?;
         let client = folder.join("kube-proxy.kubeconfig");
-        fs::write(&client, kubeconfig(self.server, &self.pki.authority(), &identity))?;
+        fs::write(
+            &client,
+            kubeconfig(self.server, &self.pki.authority(), &identity),
+        )?;
         let config = json!({
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
@@ -280,9 +321,12 @@ pub fn cgroup_controllers() -> Result<Vec<PathBuf>> {
     let mut folders = Vec::new();
     for line in mounts.lines() {
         let mut fields = line.split(' ').skip(1);
-        let (Some(place), Some(kind)) = (fields.next(), fields.next()) else { continue };
+        let (Some(place), Some(kind)) = (fields.next(), fields.next()) else {
+            continue;
+        };
         let hybrid = place.ends_with("/unified");
-        if place.starts_with("/sys/fs/cgroup") && (kind == "cgroup" || kind == "cgroup2" && !hybrid) {
+        if place.starts_with("/sys/fs/cgroup") && (kind == "cgroup" || kind == "cgroup2" && !hybrid)
+        {
             folders.push(PathBuf::from(place));
         }
     }
@@ -297,7 +341,9 @@ pub fn cgroup_controllers() -> Result<Vec<PathBuf>> {
 fn make_cgroups(cgroup: &str) -> Result<()> {
     for controller in cgroup_controllers()? {
         for part in ["", "/system", "/pods"] {
-            let folder = controller.join(cgroup.trim_start_matches('/')).join(part.trim_start_matches('/'));
+            let folder = controller
+                .join(cgroup.trim_start_matches('/'))
+                .join(part.trim_start_matches('/'));
             fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
             let parent = folder.parent().expect("a cgroup has a parent");
             // A v1 cpuset is empty at first, and nothing can run in it.
@@ -325,10 +371,14 @@ fn make_cgroups(cgroup: &str) -> Result<()> {
 pub fn remove_cgroups(cgroup: &str) -> Result<()> {
     for controller in cgroup_controllers()? {
         let folder = controller.join(cgroup.trim_start_matches('/'));
-        wait_for_blocking(&format!("{} is empty", folder.display()), Duration::from_secs(20), || {
-            remove_tree(&folder)?;
-            Ok((!folder.exists()).then_some(()))
-        })?;
+        wait_for_blocking(
+            &format!("{} is empty", folder.display()),
+            Duration::from_secs(20),
+            || {
+                remove_tree(&folder)?;
+                Ok((!folder.exists()).then_some(()))
+            },
+        )?;
     }
     Ok(())
 }

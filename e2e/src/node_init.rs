@@ -47,7 +47,8 @@ pub struct NodeProgram {
 
 /// Runs the node. Returns only with an error.
 pub fn run(spec: &Path) -> Result<()> {
-    let spec: NodeSpec = serde_json::from_slice(&fs::read(spec)?).context("the node's description")?;
+    let spec: NodeSpec =
+        serde_json::from_slice(&fs::read(spec)?).context("the node's description")?;
     rustix::system::sethostname(spec.host_name.as_bytes()).context("the host name")?;
     join_cgroups(&spec.cgroup)?;
     set_up_mounts(&spec.folder)?;
@@ -56,7 +57,9 @@ pub fn run(spec: &Path) -> Result<()> {
 
 fn join_cgroups(cgroup: &str) -> Result<()> {
     for controller in crate::node::cgroup_controllers()? {
-        let procs = controller.join(cgroup.trim_start_matches('/')).join("cgroup.procs");
+        let procs = controller
+            .join(cgroup.trim_start_matches('/'))
+            .join("cgroup.procs");
         // Zero is the writer itself, whatever its id is called outside.
         fs::write(&procs, "0").with_context(|| procs.display().to_string())?;
     }
@@ -66,8 +69,11 @@ fn join_cgroups(cgroup: &str) -> Result<()> {
 /// Mounts, all private to the node: /proc and /sys of its own namespaces with the cgroups put back;
 /// empty /run, /tmp, /var/lib and /var/log; in these the node's own folders.
 fn set_up_mounts(folder: &Path) -> Result<()> {
-    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-        .context("making the mounts private")?;
+    mount_change(
+        "/",
+        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
+    )
+    .context("making the mounts private")?;
     let hold = folder.join("cgroup");
     fs::create_dir_all(&hold)?;
     mount_bind_recursive("/sys/fs/cgroup", &hold).context("holding the cgroups")?;
@@ -80,9 +86,20 @@ fn set_up_mounts(folder: &Path) -> Result<()> {
     })?;
     mount("proc", "/proc", "proc", plain, None).context("/proc")?;
 
-    for (path, mode) in [("/run", c"mode=755"), ("/tmp", c"mode=1777"), ("/var/lib", c"mode=755"), ("/var/log", c"mode=755")] {
-        mount("tmpfs", path, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, Some(mode))
-            .with_context(|| path.to_owned())?;
+    for (path, mode) in [
+        ("/run", c"mode=755"),
+        ("/tmp", c"mode=1777"),
+        ("/var/lib", c"mode=755"),
+        ("/var/log", c"mode=755"),
+    ] {
+        mount(
+            "tmpfs",
+            path,
+            "tmpfs",
+            MountFlags::NOSUID | MountFlags::NODEV,
+            Some(mode),
+        )
+        .with_context(|| path.to_owned())?;
     }
     for (own, place) in [
         ("containerd", "/var/lib/containerd"),
@@ -97,8 +114,11 @@ fn set_up_mounts(folder: &Path) -> Result<()> {
         mount_bind_recursive(&own, place).with_context(|| place.to_owned())?;
     }
     // Volumes mounted by the kubelet must appear in containers that are already running.
-    mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC)
-        .context("making the mounts shared")
+    mount_change(
+        "/",
+        MountPropagationFlags::SHARED | MountPropagationFlags::REC,
+    )
+    .context("making the mounts shared")
 }
 
 /// Never returns without an error: a node runs until it is killed.

@@ -20,7 +20,10 @@ const PACKAGES: [&str; 8] = [
 
 /// Installs what is missing. Needs root; starts no service of theirs, since none is needed.
 pub fn ensure(progress: &Progress) -> Result<()> {
-    let missing: Vec<&str> = PACKAGES.into_iter().filter(|package| !installed(package)).collect();
+    let missing: Vec<&str> = PACKAGES
+        .into_iter()
+        .filter(|package| !installed(package))
+        .collect();
     if missing.is_empty() {
         progress.detail("all packages are installed");
         return Ok(());
@@ -46,7 +49,11 @@ fn apt(arguments: &[&str]) -> Result<()> {
         .output()
         .context("apt-get: this harness runs on Debian 12")?;
     if !output.status.success() {
-        bail!("apt-get {} failed:\n{}", arguments.join(" "), String::from_utf8_lossy(&output.stderr));
+        bail!(
+            "apt-get {} failed:\n{}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
     Ok(())
 }

@@ -25,23 +25,24 @@ pub fn state(name: &str) -> Result<PathBuf> {
     // A node mounts its own folders over these, which would hide the state from it.
     for hidden in ["/tmp", "/run", "/var/lib", "/var/log"] {
         if dir.starts_with(hidden) {
-            bail!("the state folder {} must not be below {hidden}: set BALLAST_STATE", dir.display());
+            bail!(
+                "the state folder {} must not be below {hidden}: set BALLAST_STATE",
+                dir.display()
+            );
         }
     }
     Ok(dir)
 }
 
 /// The root of the project's sources: Go modules, charts and samples are read from it at run time.
+/// It is the clone the caller stands in, or else the one this program was built from.
 pub fn repository() -> PathBuf {
-    std::env::var_os("BALLAST_REPOSITORY").map_or_else(
-        || {
-            Path::new(env!("CARGO_MANIFEST_DIR"))
-                .parent()
-                .expect("the crate lies one level below the repository's root")
-                .to_path_buf()
-        },
-        PathBuf::from,
-    )
+    let here = std::env::current_dir().unwrap_or_default();
+    let clone = here
+        .ancestors()
+        .find(|folder| folder.join("e2e/go").is_dir());
+    let built_from = || Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    clone.map_or_else(built_from, Path::to_path_buf)
 }
 
 /// The `ballast-e2e` binary: this program, or the one built beside the test that is running.
@@ -51,14 +52,28 @@ pub fn harness_binary() -> Result<PathBuf> {
     let candidates = [folder.join("ballast-e2e"), folder.join("../ballast-e2e")];
     for candidate in candidates {
         if candidate.is_file() {
-            return candidate.canonicalize().with_context(|| candidate.display().to_string());
+            return candidate
+                .canonicalize()
+                .with_context(|| candidate.display().to_string());
         }
     }
-    bail!("no ballast-e2e beside {}: build it with `cargo build -p ballast-e2e`", me.display())
+    bail!(
+        "no ballast-e2e beside {}: build it with `cargo build -p ballast-e2e`",
+        me.display()
+    )
 }
 
-/// A program of this workspace as the release build leaves it.
-pub fn release_binary(name: &str) -> PathBuf {
+/// The server under test: `$BALLAST_BIN`, or the release build's.
+pub fn server_binary() -> PathBuf {
+    std::env::var_os("BALLAST_BIN").map_or_else(|| release_binary("ballast"), PathBuf::from)
+}
+
+/// The operator: beside the server.
+pub fn operator_binary() -> PathBuf {
+    server_binary().with_file_name("ballast-operator")
+}
+
+fn release_binary(name: &str) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| repository().join("target"), |dir| repository().join(dir));
     target.join("release").join(name)

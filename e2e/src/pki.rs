@@ -32,7 +32,10 @@ impl Pki {
         let authority = authority("ballast-e2e")?;
         write_private(&folder.join("ca.key"), &authority.key().serialize_pem())?;
         fs::write(folder.join("ca.crt"), authority.pem())?;
-        Ok(Self { folder: folder.to_path_buf(), authority })
+        Ok(Self {
+            folder: folder.to_path_buf(),
+            authority,
+        })
     }
 
     pub fn file(&self, name: &str) -> PathBuf {
@@ -101,7 +104,10 @@ pub fn kubeconfig(server: &str, authority: &str, identity: &Identity) -> String 
 fn authority(name: &str) -> Result<CertifiedIssuer<'static, KeyPair>> {
     let mut params = params(name, &[], &[])?;
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+    params.key_usages = vec![
+        KeyUsagePurpose::KeyCertSign,
+        KeyUsagePurpose::DigitalSignature,
+    ];
     CertifiedIssuer::self_signed(params, KeyPair::generate()?).context("an authority")
 }
 
@@ -112,12 +118,22 @@ fn issue(
     names: &[&str],
 ) -> Result<Identity> {
     let mut params = params(user, groups, names)?;
-    params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
-    params.extended_key_usages =
-        vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
+    params.key_usages = vec![
+        KeyUsagePurpose::DigitalSignature,
+        KeyUsagePurpose::KeyEncipherment,
+    ];
+    params.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ClientAuth,
+        ExtendedKeyUsagePurpose::ServerAuth,
+    ];
     let key = KeyPair::generate()?;
-    let certificate = params.signed_by(&key, authority).context("signing a certificate")?;
-    Ok(Identity { certificate: certificate.pem(), key: key.serialize_pem() })
+    let certificate = params
+        .signed_by(&key, authority)
+        .context("signing a certificate")?;
+    Ok(Identity {
+        certificate: certificate.pem(),
+        key: key.serialize_pem(),
+    })
 }
 
 fn params(user: &str, groups: &[&str], names: &[&str]) -> Result<CertificateParams> {
@@ -125,7 +141,9 @@ fn params(user: &str, groups: &[&str], names: &[&str]) -> Result<CertificatePara
     let mut params = CertificateParams::new(names)?;
     params.distinguished_name.push(DnType::CommonName, user);
     for group in groups {
-        params.distinguished_name.push(DnType::OrganizationName, *group);
+        params
+            .distinguished_name
+            .push(DnType::OrganizationName, *group);
     }
     // Fixed dates: certificates of a cluster that lives for hours need no renewal.
     params.not_before = date_time_ymd(2024, 1, 1);

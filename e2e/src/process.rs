@@ -71,7 +71,9 @@ impl Program {
             .stderr(output)
             // A Ctrl-C at the terminal is for the harness, not for what it keeps running.
             .process_group(0);
-        let child = command.spawn().with_context(|| format!("starting {}", self.path.display()))?;
+        let child = command
+            .spawn()
+            .with_context(|| format!("starting {}", self.path.display()))?;
         let record = Record {
             name: self.name.clone(),
             pid: child.id(),
@@ -79,7 +81,11 @@ impl Program {
         };
         let path = records.join(format!("{}.json", self.name));
         serde_json::to_writer(File::create(&path)?, &record)?;
-        Ok(Process { record, record_path: path, log })
+        Ok(Process {
+            record,
+            record_path: path,
+            log,
+        })
     }
 
     fn command(&self) -> Command {
@@ -87,7 +93,11 @@ impl Program {
             // nsenter replaces itself by the program: the process id stays the program's.
             Some(namespace) => {
                 let mut command = Command::new("nsenter");
-                command.arg(namespace.nsenter()).arg("--").arg(&self.path).args(&self.arguments);
+                command
+                    .arg(namespace.nsenter())
+                    .arg("--")
+                    .arg(&self.path)
+                    .args(&self.arguments);
                 command
             }
             None => {
@@ -138,7 +148,12 @@ impl Process {
         if self.alive() {
             return Ok(());
         }
-        bail!("{} has ended; {}:\n{}", self.record.name, self.log.display(), tail(&self.log))
+        bail!(
+            "{} has ended; {}:\n{}",
+            self.record.name,
+            self.log.display(),
+            tail(&self.log)
+        )
     }
 
     pub fn signal(&self, signal: Signal) -> Result<()> {
@@ -162,9 +177,11 @@ impl Process {
     /// Kills it at once, as a crash would, and forgets it.
     pub fn kill(&self) -> Result<()> {
         self.signal(Signal::KILL)?;
-        wait_for_blocking(&format!("{} is gone", self.record.name), Duration::from_secs(20), || {
-            Ok((!self.alive()).then_some(()))
-        })?;
+        wait_for_blocking(
+            &format!("{} is gone", self.record.name),
+            Duration::from_secs(20),
+            || Ok((!self.alive()).then_some(())),
+        )?;
         self.forget()
     }
 
@@ -194,9 +211,15 @@ pub fn recorded(state: &Path) -> Result<Vec<Process>> {
             continue;
         }
         // A record cut short by a crash names nothing that could be stopped.
-        let Ok(record) = serde_json::from_slice::<Record>(&fs::read(&path)?) else { continue };
+        let Ok(record) = serde_json::from_slice::<Record>(&fs::read(&path)?) else {
+            continue;
+        };
         let log = state.join("log").join(format!("{}.log", record.name));
-        processes.push(Process { record, record_path: path, log });
+        processes.push(Process {
+            record,
+            record_path: path,
+            log,
+        });
     }
     processes.sort_by_key(|process| process.record.started);
     Ok(processes)
@@ -238,7 +261,11 @@ mod tests {
         assert!(found[0].alive());
         found[0].stop(Duration::from_secs(5)).expect("sleep stops");
         assert!(!started.alive());
-        assert!(recorded(state.path()).expect("the records can be read").is_empty());
+        assert!(
+            recorded(state.path())
+                .expect("the records can be read")
+                .is_empty()
+        );
     }
 
     #[test]
@@ -251,7 +278,9 @@ mod tests {
         let mut other = started.clone();
         other.record.started += 1;
         assert!(!other.alive());
-        other.signal(Signal::KILL).expect("a signal to nobody is no error");
+        other
+            .signal(Signal::KILL)
+            .expect("a signal to nobody is no error");
         assert!(started.alive());
         started.kill().expect("sleep can be killed");
     }

@@ -15,12 +15,19 @@ pub struct Progress {
 
 impl Progress {
     pub fn new() -> Self {
-        Self { start: now(), quiet: false, open: Mutex::new(None) }
+        Self {
+            start: now(),
+            quiet: false,
+            open: Mutex::new(None),
+        }
     }
 
     /// Says nothing.
     pub fn quiet() -> Self {
-        Self { quiet: true, ..Self::new() }
+        Self {
+            quiet: true,
+            ..Self::new()
+        }
     }
 
     /// Ends the stage before, if one is open, and begins the next.
@@ -38,7 +45,10 @@ impl Progress {
     /// Ends the open stage with its time.
     pub fn finish(&self) {
         if let Some((title, began)) = self.open.lock().expect("no holder panics").take() {
-            self.line(&format!("{title}: done in {:.1} s", began.elapsed().as_secs_f64()));
+            self.line(&format!(
+                "{title}: done in {:.1} s",
+                began.elapsed().as_secs_f64()
+            ));
         }
     }
 
@@ -48,7 +58,12 @@ impl Progress {
         }
         let total = self.start.elapsed().as_secs();
         // A closed standard error is no reason to stop working.
-        let _ = writeln!(std::io::stderr(), "[{:>2}:{:02}] {text}", total / 60, total % 60);
+        let _ = writeln!(
+            std::io::stderr(),
+            "[{:>2}:{:02}] {text}",
+            total / 60,
+            total % 60
+        );
     }
 }
 

@@ -45,7 +45,13 @@ enum Run {
 }
 
 const fn test(name: &'static str, group: Group, budget_secs: u64) -> Suite {
-    Suite { name, group, budget_secs, full_only: false, run: Run::Test }
+    Suite {
+        name,
+        group,
+        budget_secs,
+        full_only: false,
+        run: Run::Test,
+    }
 }
 
 const SUITES: &[Suite] = &[
@@ -96,9 +102,14 @@ pub fn run(args: &Args) -> Result<()> {
             && args.only.is_none_or(|g| g == s.group)
             && args.name.as_deref().is_none_or(|n| s.name.contains(n))
     }) {
-        let before = known.iter().find(|o| o.suite == suite.name && o.tree == tree && o.passed);
+        let before = known
+            .iter()
+            .find(|o| o.suite == suite.name && o.tree == tree && o.passed);
         if let (true, Some(before)) = (args.full, before) {
-            note(&format!("== {}: passed before on this tree, {} s", suite.name, before.secs));
+            note(&format!(
+                "== {}: passed before on this tree, {} s",
+                suite.name, before.secs
+            ));
             outcomes.push(before.clone());
             continue;
         }
@@ -111,13 +122,20 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let failed = outcomes.iter().filter(|o| !o.passed).count();
     if let Some(path) = &args.report {
-        std::fs::write(path, report(&outcomes)).with_context(|| format!("write {}", path.display()))?;
+        std::fs::write(path, report(&outcomes))
+            .with_context(|| format!("write {}", path.display()))?;
     }
     for outcome in &outcomes {
         let word = if outcome.passed { "passed" } else { "FAILED" };
-        note(&format!("{word} {:<24} {:>5} s", outcome.suite, outcome.secs));
+        note(&format!(
+            "{word} {:<24} {:>5} s",
+            outcome.suite, outcome.secs
+        ));
     }
-    note(&format!("suites: {} passed, {failed} failed", outcomes.len() - failed));
+    note(&format!(
+        "suites: {} passed, {failed} failed",
+        outcomes.len() - failed
+    ));
     if outcomes.is_empty() {
         bail!("no suite matches");
     }
@@ -128,12 +146,22 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn run_one(suite: &Suite, root: &Path, tree: &str) -> Result<Outcome> {
-    note(&format!("== {} (budget {} s)", suite.name, suite.budget_secs));
+    note(&format!(
+        "== {} (budget {} s)",
+        suite.name, suite.budget_secs
+    ));
     let mut command = match suite.run {
         Run::Test => {
             let mut command = Command::new("cargo");
             // The whole workspace, so that features resolve as in `make check` and nothing is compiled twice.
-            command.args(["test", "--workspace", "--locked", "--test", suite.name, "--"]);
+            command.args([
+                "test",
+                "--workspace",
+                "--locked",
+                "--test",
+                suite.name,
+                "--",
+            ]);
             command.args(["--nocapture", "--test-threads=1"]);
             command
         }
@@ -143,9 +171,14 @@ fn run_one(suite: &Suite, root: &Path, tree: &str) -> Result<Outcome> {
             command
         }
     };
-    command.current_dir(root).stdin(Stdio::null()).process_group(0);
+    command
+        .current_dir(root)
+        .stdin(Stdio::null())
+        .process_group(0);
     let begun = Instant::now();
-    let mut child = command.spawn().with_context(|| format!("start {}", suite.name))?;
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("start {}", suite.name))?;
     let group = rustix::process::Pid::from_child(&child);
     let deadline = begun + Duration::from_secs(suite.budget_secs);
     let passed = loop {
@@ -153,7 +186,10 @@ fn run_one(suite: &Suite, root: &Path, tree: &str) -> Result<Outcome> {
             break status.success();
         }
         if Instant::now() >= deadline {
-            note(&format!("{}: over its budget of {} s", suite.name, suite.budget_secs));
+            note(&format!(
+                "{}: over its budget of {} s",
+                suite.name, suite.budget_secs
+            ));
             rustix::process::kill_process_group(group, rustix::process::Signal::KILL)?;
             child.wait()?;
             break false;
@@ -182,19 +218,31 @@ fn report(outcomes: &[Outcome]) -> String {
 /// The commit and, if the tree differs from it, a hash of the difference.
 fn tree_id(root: &Path) -> Result<String> {
     let git = |arguments: &[&str]| -> Result<Vec<u8>> {
-        let output = Command::new("git").args(arguments).current_dir(root).output()?;
+        let output = Command::new("git")
+            .args(arguments)
+            .current_dir(root)
+            .output()?;
         if !output.status.success() {
-            bail!("git {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+            bail!(
+                "git {}: {}",
+                arguments.join(" "),
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
         }
         Ok(output.stdout)
     };
-    let head = String::from_utf8(git(&["rev-parse", "HEAD"])?)?.trim().to_owned();
+    let head = String::from_utf8(git(&["rev-parse", "HEAD"])?)?
+        .trim()
+        .to_owned();
     let difference = git(&["diff", "HEAD"])?;
     if difference.is_empty() {
         return Ok(head);
     }
     use sha2::Digest as _;
-    Ok(format!("{head}+{}", hex::encode(sha2::Sha256::digest(&difference))))
+    Ok(format!(
+        "{head}+{}",
+        hex::encode(sha2::Sha256::digest(&difference))
+    ))
 }
 
 fn root() -> Result<PathBuf> {
@@ -213,7 +261,8 @@ fn root() -> Result<PathBuf> {
 fn crate_cache() -> Result<PathBuf> {
     let folder = match std::env::var_os("BALLAST_CACHE") {
         Some(folder) => PathBuf::from(folder),
-        None => PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cache/ballast"),
+        None => PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?)
+            .join(".cache/ballast"),
     };
     std::fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
     Ok(folder)

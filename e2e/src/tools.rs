@@ -35,12 +35,20 @@ struct Program {
 }
 
 const fn program(name: &'static str, package: &'static str) -> Program {
-    Program { name, package, ldflags: &[], links: &[] }
+    Program {
+        name,
+        package,
+        ldflags: &[],
+        links: &[],
+    }
 }
 
 /// All modules, in the order in which they are built: what others wait for comes first.
 pub const MODULES: [Module; 6] = [
-    Module { name: "pods", programs: &[program("pods", ".")] },
+    Module {
+        name: "pods",
+        programs: &[program("pods", ".")],
+    },
     Module {
         name: "etcd",
         programs: &[
@@ -70,9 +78,18 @@ pub const MODULES: [Module; 6] = [
             ],
         }],
     },
-    Module { name: "coredns", programs: &[program("coredns", ".")] },
-    Module { name: "helm", programs: &[program("helm", "helm.sh/helm/v4/cmd/helm")] },
-    Module { name: "benchmark", programs: &[program("benchmark", "go.etcd.io/etcd/v3/tools/benchmark")] },
+    Module {
+        name: "coredns",
+        programs: &[program("coredns", ".")],
+    },
+    Module {
+        name: "helm",
+        programs: &[program("helm", "helm.sh/helm/v4/cmd/helm")],
+    },
+    Module {
+        name: "benchmark",
+        programs: &[program("benchmark", "go.etcd.io/etcd/v3/tools/benchmark")],
+    },
 ];
 
 /// The path of a program, which [`ensure`] has built before.
@@ -87,7 +104,9 @@ pub fn path(program: &str) -> Result<PathBuf> {
 /// Builds the named modules where no build of their present form is cached.
 pub fn ensure(names: &[&str], progress: &Progress) -> Result<()> {
     for module in MODULES.iter().filter(|module| names.contains(&module.name)) {
-        module.ensure(progress).with_context(|| format!("building e2e/go/{}", module.name))?;
+        module
+            .ensure(progress)
+            .with_context(|| format!("building e2e/go/{}", module.name))?;
     }
     Ok(())
 }
@@ -96,7 +115,9 @@ impl Module {
     fn ensure(&self, progress: &Progress) -> Result<()> {
         let sources = paths::repository().join("e2e/go").join(self.name);
         let cache = paths::cache()?;
-        let folder = cache.join("tools").join(format!("{}-{}", self.name, self.hash(&sources)?));
+        let folder = cache
+            .join("tools")
+            .join(format!("{}-{}", self.name, self.hash(&sources)?));
         if folder.is_dir() {
             progress.detail(&format!("{}: cached", self.name));
         } else {
@@ -121,7 +142,11 @@ impl Module {
             .collect::<std::io::Result<_>>()?;
         files.sort();
         for file in files.iter().filter(|file| file.is_file()) {
-            hash.update(file.file_name().expect("a listed file has a name").as_encoded_bytes());
+            hash.update(
+                file.file_name()
+                    .expect("a listed file has a name")
+                    .as_encoded_bytes(),
+            );
             hash.update(fs::read(file)?);
         }
         for program in self.programs {
@@ -139,7 +164,17 @@ impl Module {
             let output = partial.join(program.name);
             let output = output.to_str().context("the cache's path is not UTF-8")?;
             let ldflags = format!("-ldflags=-s -w {}", program.ldflags.join(" "));
-            go(sources, &["build", "-trimpath", &ldflags, "-o", output, program.package])?;
+            go(
+                sources,
+                &[
+                    "build",
+                    "-trimpath",
+                    &ldflags,
+                    "-o",
+                    output,
+                    program.package,
+                ],
+            )?;
         }
         match fs::rename(&partial, folder) {
             // Another run built the same at the same time: its build serves as well.
@@ -159,7 +194,11 @@ fn go(folder: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
         .output()
         .context("go: version 1.26 is needed")?;
     if !output.status.success() {
-        bail!("go {} failed:\n{}", arguments.join(" "), String::from_utf8_lossy(&output.stderr));
+        bail!(
+            "go {} failed:\n{}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
     Ok(output.stdout)
 }

@@ -65,7 +65,12 @@ pub fn status(name: &str) -> Result<()> {
     }
     for process in processes {
         let state = if process.alive() { "runs" } else { "has ended" };
-        say(&format!("{:<26} {:>7} {state:<10} {}", process.name(), process.id(), process.log().display()));
+        say(&format!(
+            "{:<26} {:>7} {state:<10} {}",
+            process.name(),
+            process.id(),
+            process.log().display()
+        ));
     }
     Ok(())
 }
@@ -75,7 +80,10 @@ fn tell(cluster: &Cluster) -> Result<()> {
     status(&cluster.options.name)?;
     let kubectl = tools::path("kubectl").context("kubectl was built before")?;
     say("");
-    say(&format!("Try:  export KUBECONFIG={}", cluster.kubeconfig(0).display()));
+    say(&format!(
+        "Try:  export KUBECONFIG={}",
+        cluster.kubeconfig(0).display()
+    ));
     say(&format!("      {} get nodes,pods -A", kubectl.display()));
     Ok(())
 }

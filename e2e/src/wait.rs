@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 /// The harness's clock. It watches real programs in real time, so it reads the real clock.
-#[expect(clippy::disallowed_methods, reason = "the harness observes real programs in real time")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the harness observes real programs in real time"
+)]
 pub fn now() -> Instant {
     Instant::now()
 }
@@ -73,10 +76,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_condition_that_never_holds_ends_at_the_deadline_and_tells_its_last_error() {
-        let result: Result<()> =
-            wait_for("the moon", Duration::from_millis(250), || async { bail!("it is day") }).await;
+        let result: Result<()> = wait_for("the moon", Duration::from_millis(250), || async {
+            bail!("it is day")
+        })
+        .await;
         let text = format!("{:#}", result.expect_err("it cannot hold"));
-        assert!(text.contains("the moon") && text.contains("it is day"), "{text}");
+        assert!(
+            text.contains("the moon") && text.contains("it is day"),
+            "{text}"
+        );
     }
 
     #[tokio::test]
