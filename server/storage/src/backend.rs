@@ -1,13 +1,19 @@
-//! The engine behind a narrow trait: atomic batch, get, chunked ordered scan, size, flush.
+//! The engine behind a narrow trait: atomic batch, get, chunked ordered scan, size.
 //!
 //! Promises: a batch is all there or not at all, and synced to the disk when `write` returns.
 //! Not here: what the bytes mean (`schema.rs`), when they are written (`committer.rs`).
 //!
 //! etcd: server/storage/backend, without read transactions: revision records never change, so a reader needs none.
 
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use crate::error::StorageError;
+
+pub mod current;
+mod redb;
 
 /// Writes in order; a later one to the same key wins.
 #[derive(Clone, Debug, Default)]
@@ -16,7 +22,17 @@ pub struct Batch {
     pub ops: Vec<(Bytes, Option<Bytes>)>,
 }
 
-/// Bytes on disk, and bytes of them that hold something.
+impl Batch {
+    pub fn put(&mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) {
+        self.ops.push((key.into(), Some(value.into())));
+    }
+
+    pub fn delete(&mut self, key: impl Into<Bytes>) {
+        self.ops.push((key.into(), None));
+    }
+}
+
+/// Bytes on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineSize {
     /// Blocks allocated to the file, in bytes (its length runs ahead).
@@ -31,7 +47,64 @@ pub trait Engine: Send + Sync + std::fmt::Debug {
     /// Writes all of the batch, durably, or none of it.
     fn write(&self, batch: &Batch) -> Result<(), StorageError>;
     fn get(&self, key: &[u8]) -> Result<Option<Bytes>, StorageError>;
+    /// As many `get`s at the cost of one read transaction. Answers in the order of `keys`.
+    fn get_many(&self, keys: &[Bytes]) -> Result<Vec<Option<Bytes>>, StorageError>;
     /// Pairs with `start <= key < end`, ascending, at least one if there is one, stopping after `bytes_max` of keys and values.
     fn scan(&self, start: &[u8], end: &[u8], bytes_max: usize) -> Result<Pairs, StorageError>;
     fn size(&self) -> Result<EngineSize, StorageError>;
+}
+
+/// Which engine. The name is part of the database file's name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    #[default]
+    Redb,
+}
+
+impl Kind {
+    /// The extension of the engine's files.
+    pub const fn extension(self) -> &'static str {
+        match self {
+            Kind::Redb => "redb",
+        }
+    }
+
+    /// Opens the database at `path`, making it when absent.
+    pub fn open(self, path: &Path, cache_bytes: u64) -> Result<Arc<dyn Engine>, StorageError> {
+        match self {
+            Kind::Redb => Ok(Arc::new(redb::Redb::open(path, cache_bytes)?)),
+        }
+    }
+}
+
+/// What is left in an engine's place when the store is closed: readers that are late get an error, and the file is free.
+#[derive(Debug)]
+pub struct Closed(pub PathBuf);
+
+impl Closed {
+    fn refuse<T>(&self, op: &'static str) -> Result<T, StorageError> {
+        Err(StorageError::Engine {
+            op,
+            path: self.0.clone(),
+            detail: "the store is closed".to_owned(),
+        })
+    }
+}
+
+impl Engine for Closed {
+    fn write(&self, _: &Batch) -> Result<(), StorageError> {
+        self.refuse("write")
+    }
+    fn get(&self, _: &[u8]) -> Result<Option<Bytes>, StorageError> {
+        self.refuse("get")
+    }
+    fn get_many(&self, _: &[Bytes]) -> Result<Vec<Option<Bytes>>, StorageError> {
+        self.refuse("get")
+    }
+    fn scan(&self, _: &[u8], _: &[u8], _: usize) -> Result<Pairs, StorageError> {
+        self.refuse("scan")
+    }
+    fn size(&self) -> Result<EngineSize, StorageError> {
+        self.refuse("size")
+    }
 }

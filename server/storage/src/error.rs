@@ -34,6 +34,16 @@ pub enum StorageError {
         offset: u64,
         what: String,
     },
+    /// A record of the engine is not what its place promises.
+    #[error("{path} is damaged: record {record}: {what}")]
+    DamagedRecord {
+        path: PathBuf,
+        record: String,
+        what: String,
+    },
+    /// What was asked cannot happen any more, because of an earlier failure or a close.
+    #[error("storage stopped: {first}")]
+    Stopped { first: String },
     /// The directory is sound but not ours to open; `why` says what to do.
     #[error("refusing {path}: {why}")]
     Refused { path: PathBuf, why: String },

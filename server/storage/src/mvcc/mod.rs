@@ -5,9 +5,19 @@
 //!
 //! etcd: server/storage/mvcc.
 
+mod compact;
+mod defrag;
+mod hash;
+pub mod key_index;
+mod read;
+mod recover;
 pub mod revision;
 pub mod store;
+pub mod tree;
+mod values;
+mod write;
 
+pub use recover::FORMAT_VERSION;
 pub use store::{
     Committed, Compaction, DefragReport, Event, EventKind, HashKv, RangeOptions, RangeResult,
     Sizes, Store, StoreOptions, Touched, View, WriteTxn,

@@ -1,15 +1,44 @@
-//! The store's face: what apply, rpc, watch and raft ask of it.
+//! The store: what apply, rpc, watch and raft ask of it.
+//!
+//!     begin --> WriteTxn --commit--> [committer] , then --> newest picture --> View
+//!                                        |                                      |
+//!     compact (thread) --steps---------->+--> engine <--- values, overlay ------+
+//!
+//! Promises: one writer at a time; a view is published when the entry is complete and never changes; whatever a view
+//! names is found in the value cache, in the overlay or in the engine, in this order.
+//! Lock order: writer, then committer, then everything else; `physical` before writer.
+//! Not here: opening (recover.rs), reading (read.rs), writing (write.rs), maintenance (compact.rs, hash.rs, defrag.rs).
+//!
+//! etcd: server/storage/mvcc/kvstore.go.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::thread::JoinHandle;
 
+use arc_swap::ArcSwap;
 use ballast_api::mvccpb::KeyValue;
 use bytes::Bytes;
+use parking_lot::{Mutex, RwLock};
 
 use crate::LogPosition;
-use crate::error::{MvccError, ReadError, StorageError};
+use crate::backend::{Closed, Kind};
+use crate::committer::Committer;
+use crate::error::StorageError;
+use crate::mvcc::compact::CompactQueue;
+use crate::mvcc::hash::StoredHashes;
+use crate::mvcc::key_index::KeyIndex;
 use crate::mvcc::revision::Revision;
+use crate::mvcc::tree::Tree;
+use crate::mvcc::values::Values;
 use crate::schema::Table;
+
+pub use crate::mvcc::compact::Compaction;
+pub use crate::mvcc::defrag::DefragReport;
+pub use crate::mvcc::hash::HashKv;
+pub use crate::mvcc::read::{RangeOptions, RangeResult, View};
+pub use crate::mvcc::write::{Committed, Touched, WriteTxn};
 
 /// How to open a store.
 #[derive(Clone, Debug)]
@@ -20,42 +49,12 @@ pub struct StoreOptions {
     pub value_cache_bytes: u64,
     /// Bytes of the engine's own page cache.
     pub engine_cache_bytes: u64,
-    /// Records deleted per step of a compaction, and the pause between steps (etcd: compaction-batch-limit, -sleep-interval).
+    /// Records looked at per step of a compaction, and the pause between steps (etcd: compaction-batch-limit, -sleep-interval).
     pub compaction_batch_limit: usize,
     pub compaction_sleep: std::time::Duration,
     /// What the committer waits for more writes before it commits (etcd: backend-batch-interval), and how many writes are enough.
     pub batch_interval: std::time::Duration,
     pub batch_limit: usize,
-}
-
-/// The replica's state. One writer ([`Store::begin`], [`Store::compact`] from the apply path), any number of readers.
-#[derive(Debug)]
-pub struct Store {}
-
-/// An immutable picture of the key space at one moment. Cheap to clone and hold briefly.
-#[derive(Clone, Debug)]
-pub struct View {}
-
-/// Which part of [key, end) to read. `end` follows etcd: empty = the key alone, one zero byte = to the end.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RangeOptions {
-    /// 0 = the view's own revision.
-    pub revision: i64,
-    /// 0 = all.
-    pub limit: usize,
-    pub count_only: bool,
-    /// Key, create, mod and version from the index, no lease and no value (etcd 3.7).
-    pub keys_only: bool,
-}
-
-#[derive(Clone, Debug, Default)]
-pub struct RangeResult {
-    /// Ascending by key.
-    pub kvs: Vec<KeyValue>,
-    /// Keys in the whole range at that revision, untouched by the limit.
-    pub count: i64,
-    /// The view's current revision (not the one read at).
-    pub revision: i64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,29 +72,6 @@ pub struct Event {
     pub prev: Option<Revision>,
 }
 
-/// What a transaction did.
-#[derive(Clone, Debug)]
-pub struct Committed {
-    /// The current revision afterwards; grown by one exactly when `events` is not empty.
-    pub revision: i64,
-    /// In order of sub revision.
-    pub events: Arc<[Event]>,
-    /// The view that this transaction published.
-    pub view: Arc<View>,
-}
-
-/// A compaction under way.
-#[derive(Clone, Debug)]
-pub struct Compaction {}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HashKv {
-    pub hash: u32,
-    pub compact_revision: i64,
-    pub hash_revision: i64,
-    pub current_revision: i64,
-}
-
 /// Bytes. `allocated` is what etcd calls dbSize, `in_use` dbSizeInUse.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sizes {
@@ -103,163 +79,176 @@ pub struct Sizes {
     pub in_use: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub struct DefragReport {
-    pub before: Sizes,
-    pub after: Sizes,
-    pub took: std::time::Duration,
+/// The replica's state. One writer ([`Store::begin`] from the apply path), any number of readers.
+#[derive(Debug)]
+pub struct Store {
+    pub(super) shared: Arc<Shared>,
+    pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// The key space at one moment.
+#[derive(Clone, Debug)]
+pub(super) struct Picture {
+    pub(super) tree: Tree<KeyIndex>,
+    pub(super) revision: i64,
+    /// -1 when nothing was ever compacted, as etcd counts.
+    pub(super) compact_revision: i64,
+}
+
+/// What the store, its views and its threads share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) options: StoreOptions,
+    pub(super) kind: Kind,
+    pub(super) committer: Committer,
+    pub(super) newest: ArcSwap<Picture>,
+    pub(super) values: Values,
+    /// Held by a transaction from begin to end, and by whoever changes the index beside it.
+    pub(super) writer: Mutex<()>,
+    pub(super) applied: Mutex<LogPosition>,
+    /// The small tables as of the newest view, by engine key.
+    pub(super) small: Mutex<BTreeMap<Bytes, Bytes>>,
+    /// Bytes of keys and values that the engine holds or is about to.
+    pub(super) live_bytes: AtomicI64,
+    /// Held for writing over each physical step of a compaction, for reading by whoever needs all records up to a revision to stay.
+    pub(super) physical: RwLock<()>,
+    pub(super) compact_queue: CompactQueue,
+    pub(super) hashes: StoredHashes,
+    /// The live file's number; held over a defragmentation.
+    pub(super) database: Mutex<u64>,
 }
 
 impl Store {
-    /// Opens or makes the database and rebuilds the index. An unfinished compaction goes on.
-    pub fn open(_options: StoreOptions) -> Result<Arc<Self>, StorageError> {
-        unimplemented!()
-    }
     /// The last entry applied in memory.
     pub fn applied(&self) -> LogPosition {
-        unimplemented!()
+        *self.shared.applied.lock()
     }
+
     /// The last entry whose effects are synced in the engine: the log may be purged up to here.
     pub fn durable(&self) -> LogPosition {
-        unimplemented!()
+        self.shared.committer.durable()
     }
+
     /// Tells the committer that the log is synced here up to `index`: it writes no entry beyond (rule one of durability).
-    pub fn set_log_synced(&self, _index: u64) {
-        unimplemented!()
+    pub fn set_log_synced(&self, index: u64) {
+        self.shared.committer.set_log_synced(index);
     }
+
     /// Waits until everything applied so far is in the engine. Blocking.
     pub fn flush(&self) -> Result<LogPosition, StorageError> {
-        unimplemented!()
+        self.shared.committer.flush()
     }
+
     /// The newest view.
     pub fn view(&self) -> Arc<View> {
-        unimplemented!()
+        Arc::new(View::new(
+            self.shared.newest.load_full(),
+            Arc::clone(&self.shared),
+        ))
     }
-    /// Begins the transaction of one log entry. One at a time; the caller is the apply path.
-    pub fn begin(&self, _at: LogPosition) -> WriteTxn<'_> {
-        unimplemented!()
+
+    /// Begins the transaction of one log entry. One at a time; the caller is the apply path. Waits while too much is on its
+    /// way to the engine.
+    ///
+    /// An entry has one transaction: a batch is cut between transactions, and must not be cut inside an entry.
+    pub fn begin(&self, at: LogPosition) -> WriteTxn<'_> {
+        self.shared.committer.wait_for_room();
+        WriteTxn::new(&self.shared, at)
     }
-    /// CRC32C as etcd's HashKV. Revision 0 = current. Blocking.
-    pub fn hash_kv(&self, _revision: i64) -> Result<HashKv, ReadError> {
-        unimplemented!()
-    }
+
     pub fn sizes(&self) -> Sizes {
-        unimplemented!()
+        self.shared.sizes()
     }
-    /// Rewrites the database into a fresh file and swaps it in. Blocking for the caller only.
-    pub fn defragment(&self) -> Result<DefragReport, StorageError> {
-        unimplemented!()
-    }
+
     /// A small table as of now (memory included), ascending: for loading lessor, alarms, members at start.
-    pub fn table(&self, _table: Table) -> Result<Vec<(Bytes, Bytes)>, StorageError> {
-        unimplemented!()
+    #[expect(
+        clippy::unnecessary_wraps,
+        reason = "the callers' side of a table that may move to the engine"
+    )]
+    pub fn table(&self, table: Table) -> Result<Vec<(Bytes, Bytes)>, StorageError> {
+        let small = self.shared.small.lock();
+        let start = Bytes::copy_from_slice(&[table.prefix()]);
+        Ok(small
+            .range(start..)
+            .take_while(|(key, _)| key[0] == table.prefix())
+            .map(|(key, value)| (key.slice(1..), value.clone()))
+            .collect())
     }
+
     /// Keys that hang on a lease, for rebuilding the lessor: (key, lease).
     pub fn leased_keys(&self) -> Vec<(Bytes, i64)> {
-        unimplemented!()
+        let picture = self.shared.newest.load_full();
+        picture
+            .tree
+            .live_from(b"")
+            .filter(|(_, index)| index.lease() != 0)
+            .map(|(key, index)| (Bytes::copy_from_slice(key), index.lease()))
+            .collect()
     }
+
     /// The error that stopped the committer, if one did. The node must stop.
     pub fn failure(&self) -> Option<Arc<StorageError>> {
-        unimplemented!()
+        self.shared.committer.failure()
     }
-    /// Called once from the committer's thread when it fails.
-    pub fn on_failure(&self, _call: Box<dyn FnOnce(Arc<StorageError>) + Send>) {
-        unimplemented!()
+
+    /// Called once, from the thread that finds it, when the storage fails; at once when it has failed already.
+    pub fn on_failure(&self, call: Box<dyn FnOnce(Arc<StorageError>) + Send>) {
+        self.shared.committer.on_failure(call);
     }
-    /// Flushes and stops the threads. Idempotent.
+
+    /// Flushes and stops the threads. Idempotent. What the log has not synced is not written: it comes again from the log.
     pub fn close(&self) -> Result<(), StorageError> {
-        unimplemented!()
+        self.shared.compact_queue.stop();
+        self.shared.committer.close();
+        self.join();
+        match self.failure() {
+            Some(failure) => Err(StorageError::Stopped {
+                first: failure.to_string(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn join(&self) {
+        for thread in self.threads.lock().drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a storage thread panicked");
+            }
+        }
+        // Views may outlive the store; the database file must not stay open with them.
+        let closed = Arc::new(Closed(self.shared.options.dir.clone()));
+        self.shared
+            .committer
+            .between_batches(|_, swap| swap(closed));
     }
 }
 
-impl View {
-    pub fn revision(&self) -> i64 {
-        unimplemented!()
-    }
-    pub fn compact_revision(&self) -> i64 {
-        unimplemented!()
-    }
-    pub fn range(
-        &self,
-        _key: &[u8],
-        _end: &[u8],
-        _options: &RangeOptions,
-    ) -> Result<RangeResult, ReadError> {
-        unimplemented!()
-    }
-    /// The record written at exactly this revision, None if compacted away.
-    pub fn record(&self, _revision: Revision) -> Result<Option<Arc<KeyValue>>, StorageError> {
-        unimplemented!()
-    }
-    /// Events with `start <= main revision <= self.revision()`, in order, whole revisions only, stopping after about `bytes_max`.
-    /// Also gives the revision to go on from (`revision() + 1` at the end). `Compacted` when `start` is below the compacted revision
-    /// (start == compact revision is allowed, see etcd#18089).
-    pub fn events(&self, _start: i64, _bytes_max: usize) -> Result<(Vec<Event>, i64), ReadError> {
-        unimplemented!()
+impl Drop for Store {
+    /// Stops without a flush, as a crash would.
+    fn drop(&mut self) {
+        self.shared.compact_queue.stop();
+        self.shared.committer.abandon();
+        self.join();
     }
 }
 
-/// The writes of one log entry. Dropped without [`commit`](Self::commit) it changes nothing (a failed txn still must be committed empty, so
-/// that the applied position moves).
-#[derive(Debug)]
-pub struct WriteTxn<'a> {
-    _store: &'a Store,
-}
+impl Shared {
+    pub(super) fn live_bytes(&self) -> u64 {
+        u64::try_from(self.live_bytes.load(Ordering::Relaxed)).unwrap_or(0)
+    }
 
-/// What a put or delete touched, for the lessor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Touched {
-    pub key: Bytes,
-    /// The lease the key hung on before, or 0.
-    pub old_lease: i64,
-}
-
-impl WriteTxn<'_> {
-    /// The current revision, the txn's own writes included.
-    pub fn revision(&self) -> i64 {
-        unimplemented!()
-    }
-    /// As [`View::range`], and sees the txn's own writes (when reading at revision 0 or its own).
-    pub fn range(
-        &self,
-        _key: &[u8],
-        _end: &[u8],
-        _options: &RangeOptions,
-    ) -> Result<RangeResult, ReadError> {
-        unimplemented!()
-    }
-    pub fn put(
-        &mut self,
-        _key: Bytes,
-        _value: Bytes,
-        _lease: i64,
-    ) -> Result<Touched, StorageError> {
-        unimplemented!()
-    }
-    /// Deletes every live key in the range; the answer lists them ascending.
-    pub fn delete_range(&mut self, _key: &[u8], _end: &[u8]) -> Result<Vec<Touched>, StorageError> {
-        unimplemented!()
-    }
-    /// Writes a record of a small table in the same batch.
-    pub fn table_put(&mut self, _table: Table, _key: &[u8], _value: Bytes) {
-        unimplemented!()
-    }
-    pub fn table_delete(&mut self, _table: Table, _key: &[u8]) {
-        unimplemented!()
-    }
-    /// Forgets history before `revision`, for readers at once, physically in the background.
-    pub fn compact(&mut self, _revision: i64) -> Result<Compaction, MvccError> {
-        unimplemented!()
-    }
-    /// Publishes the view and hands the batch, with its log position, to the committer.
-    pub fn commit(self) -> Committed {
-        unimplemented!()
-    }
-}
-
-impl Compaction {
-    /// Waits until the records are gone from the engine (`physical`). Blocking.
-    pub fn wait(&self) -> Result<(), StorageError> {
-        unimplemented!()
+    pub(super) fn sizes(&self) -> Sizes {
+        let allocated = match self.committer.engine().size() {
+            Ok(size) => size.allocated,
+            Err(error) => {
+                tracing::warn!(%error, "no size of the database");
+                0
+            }
+        };
+        // What is still on its way to the file counts as live before it is allocated.
+        Sizes {
+            allocated,
+            in_use: self.live_bytes().min(allocated),
+        }
     }
 }

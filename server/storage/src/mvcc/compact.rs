@@ -1,0 +1,319 @@
+//! Compaction: forgetting history.
+//!
+//!     WriteTxn::compact   readers are told at once: the view's compact revision; `scheduledCompactRev` in the entry's batch
+//!     the thread          1 the index, some keys at a time, between the writer's transactions
+//!                         2 the records, some at a time, in order of revision, as batches of the committer's queue
+//!                         3 `finishedCompactRev` with the last of them
+//!
+//! Promises: the deletes of a step reach the engine after the entry that ordered the compaction. They go in order of
+//! revision, so that a crash between two steps leaves no key with its tombstone gone and its value there. What was not finished goes
+//! on at the next open. A tombstone exactly at the revision stays (etcd#18089).
+//! Not here: what of one key goes (key_index.rs).
+//!
+//! etcd: server/storage/mvcc/kvstore_compaction.go.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::{Condvar, Mutex};
+
+use crate::committer::Pending;
+use crate::error::StorageError;
+use crate::mvcc::hash::{Hasher, StoredHash};
+use crate::mvcc::read::RecordScan;
+use crate::mvcc::revision::Revision;
+use crate::mvcc::store::{Picture, Shared};
+use crate::schema::{Table, meta};
+
+/// Keys whose history is cut in one go: about a tenth of a millisecond during which no transaction begins.
+const KEYS_PER_STEP: usize = 64;
+
+/// A compaction under way.
+#[derive(Clone, Debug)]
+pub struct Compaction {
+    ticket: Arc<Ticket>,
+}
+
+impl Compaction {
+    /// Waits until the records are gone from the engine (`physical`). Blocking.
+    pub fn wait(&self) -> Result<(), StorageError> {
+        let mut done = self.ticket.done.lock();
+        loop {
+            match &*done {
+                Some(Ok(())) => return Ok(()),
+                Some(Err(first)) => {
+                    return Err(StorageError::Stopped {
+                        first: first.clone(),
+                    });
+                }
+                None => self.ticket.changed.wait(&mut done),
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Ticket {
+    done: Mutex<Option<Result<(), String>>>,
+    changed: Condvar,
+}
+
+impl Ticket {
+    fn finish(&self, result: Result<(), String>) {
+        self.done.lock().get_or_insert(result);
+        self.changed.notify_all();
+    }
+}
+
+/// An order to the compaction's thread. Whoever drops it leaves nobody waiting.
+#[derive(Debug)]
+pub(super) struct CompactJob {
+    revision: i64,
+    /// The compact revision before.
+    previous: i64,
+    /// The number in the committer's queue of the entry that ordered it.
+    after: u64,
+    ticket: Arc<Ticket>,
+}
+
+impl CompactJob {
+    pub(super) fn new(revision: i64, previous: i64) -> (Self, Compaction) {
+        let ticket = Arc::new(Ticket::default());
+        let compaction = Compaction {
+            ticket: Arc::clone(&ticket),
+        };
+        (
+            Self {
+                revision,
+                previous,
+                after: 0,
+                ticket,
+            },
+            compaction,
+        )
+    }
+
+    pub(super) fn after(mut self, number: u64) -> Self {
+        self.after = number;
+        self
+    }
+}
+
+impl Drop for CompactJob {
+    fn drop(&mut self) {
+        self.ticket.finish(Err(
+            "the compaction was interrupted and goes on at the next start".into(),
+        ));
+    }
+}
+
+/// What the thread has to do, in order.
+#[derive(Debug, Default)]
+pub(super) struct CompactQueue {
+    state: Mutex<QueueState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct QueueState {
+    jobs: VecDeque<CompactJob>,
+    stopped: bool,
+}
+
+impl CompactQueue {
+    pub(super) fn push(&self, job: CompactJob) {
+        let mut state = self.state.lock();
+        if !state.stopped {
+            state.jobs.push_back(job);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Ends the thread at the next step.
+    pub(super) fn stop(&self) {
+        let mut state = self.state.lock();
+        state.stopped = true;
+        state.jobs.clear();
+        self.changed.notify_all();
+    }
+
+    fn next(&self) -> Option<CompactJob> {
+        let mut state = self.state.lock();
+        while !state.stopped {
+            if let Some(job) = state.jobs.pop_front() {
+                return Some(job);
+            }
+            self.changed.wait(&mut state);
+        }
+        None
+    }
+
+    /// Sleeps. False when the thread has to end.
+    fn pause(&self, pause: Duration) -> bool {
+        let mut state = self.state.lock();
+        let until = crate::clock::now() + pause;
+        while !state.stopped {
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                break;
+            }
+        }
+        !state.stopped
+    }
+}
+
+impl Shared {
+    /// The compaction's thread.
+    pub(super) fn run_compactions(&self) {
+        while let Some(job) = self.compact_queue.next() {
+            match self.compact(&job) {
+                Ok(true) => job.ticket.finish(Ok(())),
+                Ok(false) => return,
+                // The committer has the failure already, or the store is closing.
+                Err(error @ StorageError::Stopped { .. }) => {
+                    job.ticket.finish(Err(error.to_string()))
+                }
+                Err(error) => {
+                    job.ticket.finish(Err(error.to_string()));
+                    self.committer.fail(error);
+                }
+            }
+        }
+    }
+
+    /// One compaction. False when it was told to stop.
+    fn compact(&self, job: &CompactJob) -> Result<bool, StorageError> {
+        let started = crate::clock::now();
+        self.committer.wait_written(job.after)?;
+        let garbage = self.compact_index(job.revision);
+        let Some((hash, deleted)) = self.compact_records(job, garbage)? else {
+            return Ok(false);
+        };
+        self.hashes.finish(StoredHash {
+            revision: job.revision,
+            compact_revision: job.previous,
+            hash,
+        });
+        tracing::info!(
+            revision = job.revision,
+            records = deleted,
+            took = ?started.elapsed(),
+            hash,
+            "finished scheduled compaction"
+        );
+        Ok(true)
+    }
+
+    /// Cuts the history of every key, and says which records nobody can see any more.
+    fn compact_index(&self, revision: i64) -> Garbage {
+        let walked = self.newest.load_full();
+        let mut garbage = Garbage::default();
+        let mut keys: Vec<&[u8]> = Vec::with_capacity(KEYS_PER_STEP);
+        for (key, index) in walked.tree.from(b"") {
+            garbage.keeps_any = garbage.keeps_any || index.keeps_any(revision);
+            if index.has_garbage(revision) {
+                keys.push(key);
+                if keys.len() == KEYS_PER_STEP {
+                    self.compact_keys(revision, &keys, &mut garbage.revisions);
+                    keys.clear();
+                }
+            }
+        }
+        self.compact_keys(revision, &keys, &mut garbage.revisions);
+        garbage.revisions.sort_unstable();
+        garbage
+    }
+
+    fn compact_keys(&self, revision: i64, keys: &[&[u8]], dropped: &mut Vec<Revision>) {
+        if keys.is_empty() {
+            return;
+        }
+        let _writer = self.writer.lock();
+        let mut picture = Picture::clone(&self.newest.load());
+        for key in keys {
+            let Some(index) = picture.tree.get(key) else {
+                continue;
+            };
+            match index.compact(revision, dropped) {
+                Some(left) => picture.tree.upsert(key, |_| left),
+                None => drop(picture.tree.remove(key)),
+            }
+        }
+        self.newest.store(Arc::new(picture));
+    }
+
+    /// Deletes the garbage from the engine, step by step, and hashes all records on the way as etcd does: before they are deleted.
+    /// None when it was told to stop.
+    fn compact_records(
+        &self,
+        job: &CompactJob,
+        garbage: Garbage,
+    ) -> Result<Option<(u32, usize)>, StorageError> {
+        let mut hasher = Hasher::new(job.previous, job.revision);
+        let mut deleted = 0;
+        let mut garbage_left = garbage.revisions.into_iter().peekable();
+        let mut scan = RecordScan::new(
+            self.committer.engine(),
+            Revision::default(),
+            job.revision + 1,
+        )
+        .peekable();
+        loop {
+            let step = self.physical.write();
+            let mut pending = Pending::default();
+            let mut bytes = 0;
+            for pair in scan
+                .by_ref()
+                .take(self.options.compaction_batch_limit.max(1))
+            {
+                let (key, value) = pair?;
+                let record = self.stored((key.clone(), value))?;
+                while garbage_left
+                    .next_if(|garbage| *garbage < record.revision)
+                    .is_some()
+                {}
+                let is_garbage = garbage_left.next_if_eq(&record.revision).is_some();
+                let hidden =
+                    garbage.keeps_any && is_garbage && record.revision.main <= job.previous;
+                if !hidden {
+                    hasher.write(record.revision, record.tombstone, &key[1..], &record.value);
+                }
+                if is_garbage {
+                    bytes += (key.len() + record.value.len()) as i64;
+                    deleted += 1;
+                    pending.ops.push((key, None));
+                }
+            }
+            let last = scan.peek().is_none();
+            if last {
+                pending.ops.push((
+                    Table::Meta.key(meta::FINISHED_COMPACT).into(),
+                    Some(Bytes::copy_from_slice(&job.revision.to_be_bytes())),
+                ));
+            }
+            if !pending.ops.is_empty() {
+                let number = self.committer.push(pending);
+                self.committer.wait_written(number)?;
+                self.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            }
+            drop(step);
+            if last {
+                return Ok(Some((hasher.finish(), deleted)));
+            }
+            if !self.compact_queue.pause(self.options.compaction_sleep) {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+/// Records that no reader at the compact revision or later can see.
+#[derive(Debug, Default)]
+struct Garbage {
+    /// Ascending.
+    revisions: Vec<Revision>,
+    /// Whether any record at or before the compact revision stays.
+    keeps_any: bool,
+}

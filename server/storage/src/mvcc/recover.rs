@@ -1,0 +1,286 @@
+//! Opening a store: the live file, the index from its records, the threads.
+//!
+//! Promises: a record that cannot be read stops the open and is named; a layout we do not know is refused.
+//! Not here: which file is live (backend/current.rs).
+//!
+//! etcd: `restore` in server/storage/mvcc/kvstore.go.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+use std::thread::JoinHandle;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use parking_lot::{Mutex, RwLock};
+use prost::Message;
+
+use ballast_api::mvccpb::KeyValue;
+
+use crate::LogPosition;
+use crate::backend::{Batch, Engine, Kind, current};
+use crate::committer::{Committer, Limits, decode_position};
+use crate::error::StorageError;
+use crate::mvcc::compact::{CompactJob, CompactQueue};
+use crate::mvcc::hash::StoredHashes;
+use crate::mvcc::key_index::{KeyIndex, Record};
+use crate::mvcc::read::RecordScan;
+use crate::mvcc::revision::Revision;
+use crate::mvcc::store::{Picture, Shared, Store, StoreOptions};
+use crate::mvcc::tree::Tree;
+use crate::mvcc::values::Values;
+use crate::schema::{Table, meta};
+
+/// The layout this release writes.
+pub const FORMAT_VERSION: u64 = 1;
+/// The first file's number.
+const FIRST_DATABASE: u64 = 1;
+/// etcd's revision before the first write.
+const FIRST_REVISION: i64 = 1;
+/// Bytes of one read of a small table.
+const SCAN_CHUNK_BYTES: usize = 1 << 20;
+
+impl Store {
+    /// Opens or makes the database and rebuilds the index. An unfinished compaction goes on.
+    pub fn open(options: StoreOptions) -> Result<Arc<Self>, StorageError> {
+        let started = crate::clock::now();
+        let kind = Kind::default();
+        let (database, engine) = open_engine(&options, kind)?;
+        let found = Recovered::read(&*engine, &options.dir)?;
+        let mut index = rebuild(&engine, &options.dir)?;
+        index.live_bytes += found
+            .small
+            .iter()
+            .map(|(k, v)| (k.len() + v.len()) as i64)
+            .sum::<i64>();
+        // What the last records said may be compacted away (etcd#17780).
+        let revision = [
+            found.revision,
+            index.revision,
+            found.scheduled,
+            found.finished,
+            FIRST_REVISION,
+        ]
+        .into_iter()
+        .max()
+        .unwrap_or(FIRST_REVISION);
+        let compact_revision = found.finished.max(found.scheduled);
+        let limits = Limits {
+            batch_interval: options.batch_interval,
+            batch_limit: options.batch_limit,
+        };
+        tracing::info!(
+            revision,
+            compact_revision,
+            applied = found.applied.index,
+            keys = index.tree.live_len(),
+            took = ?started.elapsed(),
+            "opened the database"
+        );
+        let shared = Arc::new(Shared {
+            kind,
+            committer: Committer::new(engine, found.applied, revision, limits),
+            newest: ArcSwap::from_pointee(Picture {
+                tree: index.tree,
+                revision,
+                compact_revision,
+            }),
+            values: Values::new(options.value_cache_bytes, revision),
+            writer: Mutex::new(()),
+            applied: Mutex::new(found.applied),
+            small: Mutex::new(found.small),
+            live_bytes: AtomicI64::new(index.live_bytes),
+            physical: RwLock::new(()),
+            compact_queue: CompactQueue::default(),
+            hashes: StoredHashes::new(found.finished),
+            database: Mutex::new(database),
+            options,
+        });
+        if found.scheduled > found.finished {
+            tracing::info!(
+                revision = found.scheduled,
+                "resuming a scheduled compaction"
+            );
+            // Not the previous compact revision: a hash over what is left would not be the others'.
+            let (job, _) = CompactJob::new(found.scheduled, found.scheduled);
+            shared.compact_queue.push(job);
+        }
+        let threads = vec![
+            spawn("committer", &shared, |shared| shared.committer.run())?,
+            spawn("compaction", &shared, Shared::run_compactions)?,
+        ];
+        Ok(Arc::new(Self {
+            shared,
+            threads: Mutex::new(threads),
+        }))
+    }
+}
+
+fn spawn(
+    name: &str,
+    shared: &Arc<Shared>,
+    run: impl FnOnce(&Shared) + Send + 'static,
+) -> Result<JoinHandle<()>, StorageError> {
+    let for_thread = Arc::clone(shared);
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(move || run(&for_thread))
+        .map_err(|e| StorageError::io("start a thread for", &shared.options.dir, e))
+}
+
+fn open_engine(options: &StoreOptions, kind: Kind) -> Result<(u64, Arc<dyn Engine>), StorageError> {
+    let dir = &options.dir;
+    fs::create_dir_all(dir).map_err(|e| StorageError::io("create", dir, e))?;
+    let id = match current::recover(dir, kind)? {
+        current::Found::Database(id) => id,
+        current::Found::Nothing => {
+            let path = current::unpublished_path(dir, kind, FIRST_DATABASE);
+            let engine = kind.open(&path, options.engine_cache_bytes)?;
+            let mut batch = Batch::default();
+            batch.put(
+                Table::Meta.key(meta::FORMAT),
+                FORMAT_VERSION.to_le_bytes().to_vec(),
+            );
+            engine.write(&batch)?;
+            drop(engine);
+            current::publish(dir, kind, FIRST_DATABASE)?;
+            FIRST_DATABASE
+        }
+    };
+    let path = dir.join(current::file_name(kind, id));
+    Ok((id, kind.open(&path, options.engine_cache_bytes)?))
+}
+
+/// What the small tables say.
+struct Recovered {
+    applied: LogPosition,
+    revision: i64,
+    scheduled: i64,
+    finished: i64,
+    small: BTreeMap<Bytes, Bytes>,
+}
+
+impl Recovered {
+    fn read(engine: &dyn Engine, dir: &Path) -> Result<Self, StorageError> {
+        let mut small = BTreeMap::new();
+        for table in Table::SMALL {
+            let mut next = vec![table.prefix()];
+            loop {
+                let pairs = engine.scan(&next, &[table.prefix() + 1], SCAN_CHUNK_BYTES)?;
+                let Some((last, _)) = pairs.last() else { break };
+                next = last.to_vec();
+                next.push(0);
+                small.extend(pairs);
+            }
+        }
+        // The committer's own counters are not the tables' business.
+        let mut take = |name: &[u8]| small.remove(&Table::Meta.key(name)[..]);
+        let damaged = |name: &[u8], value: &[u8]| StorageError::DamagedRecord {
+            path: dir.to_owned(),
+            record: String::from_utf8_lossy(name).into_owned(),
+            what: format!("{} bytes that are no value of it", value.len()),
+        };
+        let applied = match take(meta::APPLIED) {
+            Some(bytes) => decode_position(&bytes).ok_or_else(|| damaged(meta::APPLIED, &bytes))?,
+            None => LogPosition::default(),
+        };
+        let revision = take(meta::CURRENT_REVISION);
+        take(meta::LIVE_BYTES);
+        let number = |name: &[u8], bytes: Option<&Bytes>, absent: i64| match bytes {
+            Some(bytes) => match <[u8; 8]>::try_from(&bytes[..]) {
+                Ok(bytes) => Ok(i64::from_be_bytes(bytes)),
+                Err(_) => Err(damaged(name, bytes)),
+            },
+            None => Ok(absent),
+        };
+        let get = |name: &[u8]| small.get(&Table::Meta.key(name)[..]);
+        let format = get(meta::FORMAT).and_then(|bytes| <[u8; 8]>::try_from(&bytes[..]).ok());
+        match format.map(u64::from_le_bytes) {
+            Some(FORMAT_VERSION) => {}
+            Some(other) => {
+                return Err(StorageError::Refused {
+                    path: dir.to_owned(),
+                    why: format!(
+                        "its format is {other} and this release knows {FORMAT_VERSION}; start the release that wrote it"
+                    ),
+                });
+            }
+            None => {
+                return Err(StorageError::Refused {
+                    path: dir.to_owned(),
+                    why: "it names no format, so it is no database of this store".to_owned(),
+                });
+            }
+        }
+        Ok(Self {
+            applied,
+            revision: number(meta::CURRENT_REVISION, revision.as_ref(), 0)?,
+            scheduled: number(meta::SCHEDULED_COMPACT, get(meta::SCHEDULED_COMPACT), -1)?,
+            finished: number(meta::FINISHED_COMPACT, get(meta::FINISHED_COMPACT), -1)?,
+            small,
+        })
+    }
+}
+
+/// The index and what was counted on the way.
+#[derive(Default)]
+struct Rebuilt {
+    tree: Tree<KeyIndex>,
+    revision: i64,
+    live_bytes: i64,
+}
+
+fn rebuild(engine: &Arc<dyn Engine>, dir: &Path) -> Result<Rebuilt, StorageError> {
+    let mut out = Rebuilt::default();
+    for pair in RecordScan::new(Arc::clone(engine), Revision::default(), i64::MAX) {
+        let (key, value) = pair?;
+        let damaged = |what: &str| StorageError::DamagedRecord {
+            path: dir.to_owned(),
+            record: name_of(&key),
+            what: what.to_owned(),
+        };
+        let (revision, tombstone) =
+            Revision::from_bytes(&key[1..]).ok_or_else(|| damaged("its key is no revision"))?;
+        out.live_bytes += (key.len() + value.len()) as i64;
+        out.revision = revision.main;
+        let bytes = value.len() as u32;
+        let kv = KeyValue::decode(value).map_err(|e| damaged(&e.to_string()))?;
+        if kv.key.is_empty() {
+            return Err(damaged("it has no key"));
+        }
+        if !tombstone && (kv.mod_revision != revision.main || kv.version < 1) {
+            return Err(damaged(&format!(
+                "its value says revision {} version {}",
+                kv.mod_revision, kv.version
+            )));
+        }
+        let sub =
+            u32::try_from(revision.sub).map_err(|_| damaged("its sub revision is too large"))?;
+        let (create, version) = if tombstone {
+            (0, 0)
+        } else {
+            (kv.create_revision, kv.version)
+        };
+        let head = Record {
+            main: revision.main,
+            sub,
+            bytes,
+            create,
+            version,
+        };
+        out.tree.upsert(&kv.key, |old| match old {
+            Some(old) => old.with(head, kv.lease),
+            None => KeyIndex::new(head, kv.lease),
+        });
+    }
+    Ok(out)
+}
+
+fn name_of(key: &[u8]) -> String {
+    match Revision::from_bytes(&key[1..]) {
+        Some((revision, _)) => format!("{}_{}", revision.main, revision.sub),
+        None => format!("{key:02x?}"),
+    }
+}

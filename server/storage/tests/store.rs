@@ -1,0 +1,466 @@
+//! The store's promises, one by one, through its public face.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ballast_storage::mvcc::{EventKind, RangeOptions, Store, StoreOptions, View, WriteTxn};
+use ballast_storage::schema::{Table, meta};
+use ballast_storage::{LogPosition, MvccError, ReadError, Revision, StorageError};
+use bytes::Bytes;
+
+fn options(dir: &Path) -> StoreOptions {
+    StoreOptions {
+        dir: dir.to_owned(),
+        value_cache_bytes: 1 << 20,
+        engine_cache_bytes: 1 << 20,
+        compaction_batch_limit: 10,
+        compaction_sleep: Duration::from_millis(1),
+        batch_interval: Duration::from_millis(5),
+        batch_limit: 1000,
+    }
+}
+
+fn open(dir: &Path) -> Arc<Store> {
+    let store = Store::open(options(dir)).unwrap();
+    store.set_log_synced(u64::MAX);
+    store
+}
+
+/// Runs one entry.
+fn apply<T>(store: &Store, work: impl FnOnce(&mut WriteTxn<'_>) -> T) -> T {
+    let at = LogPosition {
+        term: 1,
+        index: store.applied().index + 1,
+    };
+    let mut txn = store.begin(at);
+    let out = work(&mut txn);
+    txn.commit();
+    out
+}
+
+fn put(store: &Store, key: &str, value: &str) -> i64 {
+    apply(store, |txn| {
+        txn.put(key.to_owned().into(), value.to_owned().into(), 0)
+            .unwrap();
+        txn.revision()
+    })
+}
+
+fn delete(store: &Store, key: &str) -> i64 {
+    apply(store, |txn| {
+        txn.delete_range(key.as_bytes(), b"").unwrap();
+        txn.revision()
+    })
+}
+
+fn compact(store: &Store, revision: i64) {
+    apply(store, |txn| txn.compact(revision))
+        .unwrap()
+        .wait()
+        .unwrap();
+}
+
+/// "key=value@mod" of everything at a revision.
+fn dump(view: &View, revision: i64) -> Vec<String> {
+    let options = RangeOptions {
+        revision,
+        ..RangeOptions::default()
+    };
+    let result = view.range(b"\0", b"\0", &options).unwrap();
+    assert_eq!(result.count, result.kvs.len() as i64);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    result
+        .kvs
+        .iter()
+        .map(|kv| format!("{}={}@{}", text(&kv.key), text(&kv.value), kv.mod_revision))
+        .collect()
+}
+
+fn events(view: &View, start: i64) -> Vec<String> {
+    let (events, next) = view.events(start, usize::MAX).unwrap();
+    assert_eq!(next, view.revision() + 1);
+    events
+        .iter()
+        .map(|event| {
+            let sign = if event.kind == EventKind::Put {
+                '+'
+            } else {
+                '-'
+            };
+            format!(
+                "{sign}{}@{}",
+                String::from_utf8_lossy(&event.kv.key),
+                event.kv.mod_revision
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn a_new_store_is_at_revision_one_and_each_write_adds_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    assert_eq!(store.view().revision(), 1);
+    assert_eq!(put(&store, "a", "1"), 2);
+    assert_eq!(delete(&store, "missing"), 2);
+    assert_eq!(put(&store, "a", "2"), 3);
+    assert_eq!(delete(&store, "a"), 4);
+    assert_eq!(dump(&store.view(), 0), [""; 0]);
+    assert_eq!(dump(&store.view(), 3), ["a=2@3"]);
+    assert_eq!(dump(&store.view(), 2), ["a=1@2"]);
+    assert_eq!(dump(&store.view(), 1), [""; 0]);
+}
+
+#[test]
+fn create_revision_and_version_start_again_after_a_delete() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    put(&store, "k", "1");
+    put(&store, "k", "2");
+    delete(&store, "k");
+    put(&store, "k", "3");
+    let kvs = |revision| {
+        let options = RangeOptions {
+            revision,
+            ..RangeOptions::default()
+        };
+        let kv = store
+            .view()
+            .range(b"k", b"", &options)
+            .unwrap()
+            .kvs
+            .remove(0);
+        (kv.create_revision, kv.mod_revision, kv.version)
+    };
+    assert_eq!(kvs(3), (2, 3, 2));
+    assert_eq!(kvs(0), (5, 5, 1));
+}
+
+#[test]
+fn a_transaction_sees_its_own_writes_and_nobody_else_does_before_commit() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    put(&store, "a", "1");
+    let mut txn = store.begin(LogPosition { term: 1, index: 2 });
+    txn.put("b".into(), "2".into(), 7).unwrap();
+    let touched = txn.put("a".into(), "3".into(), 0).unwrap();
+    assert_eq!((touched.key, touched.old_lease), (Bytes::from("a"), 0));
+    let all = txn.range(b"\0", b"\0", &RangeOptions::default()).unwrap();
+    assert_eq!(
+        all.kvs
+            .iter()
+            .map(|kv| kv.value.clone())
+            .collect::<Vec<_>>(),
+        ["3", "2"]
+    );
+    assert_eq!(all.revision, 3);
+    assert_eq!(dump(&store.view(), 0), ["a=1@2"]);
+    let old = RangeOptions {
+        revision: 2,
+        count_only: true,
+        ..RangeOptions::default()
+    };
+    assert_eq!(txn.range(b"\0", b"\0", &old).unwrap().count, 1);
+    let committed = txn.commit();
+    assert_eq!(committed.revision, 3);
+    assert_eq!(committed.events.len(), 2);
+    assert_eq!(committed.events[1].prev, Some(Revision::new(2, 0)));
+    assert_eq!(dump(&committed.view, 0), ["a=3@3", "b=2@3"]);
+    assert_eq!(store.leased_keys(), [(Bytes::from("b"), 7)]);
+}
+
+#[test]
+fn a_dropped_transaction_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    put(&store, "a", "1");
+    let mut txn = store.begin(LogPosition { term: 1, index: 2 });
+    txn.put("a".into(), "2".into(), 0).unwrap();
+    let compaction = txn.compact(2).unwrap();
+    drop(txn);
+    assert_eq!(dump(&store.view(), 0), ["a=1@2"]);
+    assert_eq!(store.view().compact_revision(), -1);
+    assert_eq!(store.applied().index, 1);
+    assert!(compaction.wait().is_err(), "nobody may wait for ever");
+}
+
+#[test]
+fn limit_count_and_keys_only_answer_as_etcd() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    for i in 0..10 {
+        put(&store, &format!("k{i}"), "v");
+    }
+    delete(&store, "k3");
+    let view = store.view();
+    let get = |options| view.range(b"k", b"l", &options).unwrap();
+    let page = get(RangeOptions {
+        limit: 3,
+        ..RangeOptions::default()
+    });
+    assert_eq!((page.kvs.len(), page.count), (3, 9));
+    let old = get(RangeOptions {
+        limit: 3,
+        revision: 6,
+        ..RangeOptions::default()
+    });
+    assert_eq!((old.kvs.len(), old.count, old.revision), (3, 5, 12));
+    let counted = get(RangeOptions {
+        count_only: true,
+        ..RangeOptions::default()
+    });
+    assert_eq!((counted.kvs.len(), counted.count), (0, 9));
+    let keys = get(RangeOptions {
+        keys_only: true,
+        limit: 1,
+        ..RangeOptions::default()
+    });
+    assert!(keys.kvs[0].value.is_empty());
+    assert_eq!(
+        (keys.kvs[0].mod_revision, keys.kvs[0].version, keys.count),
+        (2, 1, 9)
+    );
+    assert_eq!(
+        view.range(b"k5", b"\0", &RangeOptions::default())
+            .unwrap()
+            .count,
+        5
+    );
+    assert_eq!(
+        view.range(b"l", b"k", &RangeOptions::default())
+            .unwrap()
+            .count,
+        0
+    );
+}
+
+#[test]
+fn revisions_out_of_bounds_are_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    for i in 0..6 {
+        put(&store, "kb/1", &i.to_string());
+    }
+    compact(&store, 4);
+    let get = |revision| {
+        let options = RangeOptions {
+            revision,
+            ..RangeOptions::default()
+        };
+        store
+            .view()
+            .range(b"kb/1", b"", &options)
+            .map(|result| result.kvs[0].value.clone())
+    };
+    assert!(matches!(
+        get(3),
+        Err(ReadError::Mvcc(MvccError::Compacted {
+            compact_revision: 4
+        }))
+    ));
+    assert_eq!(get(4).unwrap(), "2");
+    assert_eq!(get(-5).unwrap(), "5");
+    assert!(matches!(
+        get(8),
+        Err(ReadError::Mvcc(MvccError::FutureRevision { current: 7 }))
+    ));
+    assert!(matches!(
+        store.view().events(3, 1),
+        Err(ReadError::Mvcc(MvccError::Compacted {
+            compact_revision: 4
+        }))
+    ));
+    assert_eq!(events(&store.view(), 4).len(), 4);
+    assert_eq!(store.view().events(12, 1).unwrap().1, 12);
+    let again = apply(&store, |txn| txn.compact(4).map(drop));
+    assert_eq!(
+        again,
+        Err(MvccError::Compacted {
+            compact_revision: 4
+        })
+    );
+    let future = apply(&store, |txn| txn.compact(12).map(drop));
+    assert_eq!(future, Err(MvccError::FutureRevision { current: 7 }));
+}
+
+#[test]
+fn etcd_18089_a_delete_at_the_compact_revision_is_still_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    put(&store, "w/a", "1");
+    put(&store, "w/b", "1");
+    let deleted = delete(&store, "w/a");
+    compact(&store, deleted);
+    assert_eq!(events(&store.view(), deleted), [format!("-w/a@{deleted}")]);
+    store.close().unwrap();
+    let store = open(dir.path());
+    assert_eq!(events(&store.view(), deleted), [format!("-w/a@{deleted}")]);
+    assert_eq!(dump(&store.view(), 0), ["w/b=1@3"]);
+}
+
+#[test]
+fn etcd_6633_the_head_is_readable_after_all_of_it_was_compacted() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    put(&store, "hd/1", "v");
+    delete(&store, "hd/1");
+    compact(&store, 3);
+    store.close().unwrap();
+    let store = open(dir.path());
+    let result = store
+        .view()
+        .range(b"hd/1", b"", &RangeOptions::default())
+        .unwrap();
+    assert_eq!((result.count, result.revision), (0, 3));
+    assert_eq!(put(&store, "hd/1", "v"), 4);
+}
+
+#[test]
+fn what_is_flushed_is_there_after_a_crash_and_the_rest_comes_from_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(options(dir.path())).unwrap();
+    put(&store, "a", "1");
+    put(&store, "b", "2");
+    store.set_log_synced(1); // the second entry is not synced in the log
+    let deadline = std::time::Duration::from_secs(10);
+    wait_until(deadline, || store.durable().index == 1);
+    assert_eq!(store.applied(), LogPosition { term: 1, index: 2 });
+    drop(store);
+    let store = Store::open(options(dir.path())).unwrap();
+    assert_eq!(store.applied(), LogPosition { term: 1, index: 1 });
+    assert_eq!(dump(&store.view(), 0), ["a=1@2"]);
+}
+
+fn wait_until(deadline: Duration, holds: impl Fn() -> bool) {
+    let (done, ended) = std::sync::mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || ended.recv_timeout(deadline).is_ok());
+    while !holds() {
+        assert!(!watchdog.is_finished(), "it did not happen in {deadline:?}");
+        std::thread::yield_now();
+    }
+    drop(done);
+}
+
+#[test]
+fn small_tables_come_back_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    apply(&store, |txn| {
+        txn.table_put(Table::Lease, b"2", "b".into());
+        txn.table_put(Table::Lease, b"1", "a".into());
+        txn.table_put(Table::Alarm, b"x", Bytes::new());
+        txn.table_put(Table::Meta, meta::CLUSTER_VERSION, "3.7.0".into());
+    });
+    apply(&store, |txn| txn.table_delete(Table::Alarm, b"x"));
+    let check = |store: &Store| {
+        let leases = store.table(Table::Lease).unwrap();
+        assert_eq!(leases, [("1".into(), "a".into()), ("2".into(), "b".into())]);
+        assert_eq!(store.table(Table::Alarm).unwrap(), []);
+        let meta_table = store.table(Table::Meta).unwrap();
+        assert!(meta_table.contains(&(Bytes::from_static(meta::CLUSTER_VERSION), "3.7.0".into())));
+    };
+    check(&store);
+    store.close().unwrap();
+    check(&open(dir.path()));
+}
+
+#[test]
+fn history_is_the_same_from_memory_and_from_the_engine() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    for i in 0..50 {
+        put(&store, &format!("k{}", i % 7), &i.to_string());
+        if i % 5 == 0 {
+            delete(&store, &format!("k{}", i % 7));
+        }
+    }
+    let live = events(&store.view(), 10);
+    let dumps: Vec<_> = (1..=store.view().revision())
+        .map(|rev| dump(&store.view(), rev))
+        .collect();
+    let prevs = |store: &Store| -> Vec<Option<Bytes>> {
+        let view = store.view();
+        let (events, _) = view.events(2, usize::MAX).unwrap();
+        let prev = |revision| view.record(revision).unwrap().map(|kv| kv.value.clone());
+        events
+            .iter()
+            .map(|event| event.prev.and_then(prev))
+            .collect()
+    };
+    let live_prevs = prevs(&store);
+    store.close().unwrap();
+    let store = open(dir.path());
+    assert_eq!(events(&store.view(), 10), live);
+    assert_eq!(prevs(&store), live_prevs);
+    for (revision, expected) in (1..).zip(&dumps) {
+        assert_eq!(&dump(&store.view(), revision), expected);
+    }
+    // In pieces, whole revisions each.
+    let view = store.view();
+    let mut next = 10;
+    let mut pieces = Vec::new();
+    while next <= view.revision() {
+        let (events, further) = view.events(next, 1).unwrap();
+        assert!(
+            events
+                .iter()
+                .all(|event| event.kv.mod_revision == events[0].kv.mod_revision)
+        );
+        pieces.extend(events);
+        next = further;
+    }
+    assert_eq!(pieces.len(), live.len());
+}
+
+#[test]
+fn defragmentation_gives_space_back_and_keeps_everything() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let value = "v".repeat(10_000);
+    for i in 0..500 {
+        put(&store, &format!("k{i}"), &value);
+    }
+    for i in 0..490 {
+        delete(&store, &format!("k{i}"));
+    }
+    compact(&store, store.view().revision());
+    let before = dump(&store.view(), 0);
+    let hash = store.hash_kv(0).unwrap().hash;
+    let report = store.defragment().unwrap();
+    assert!(
+        report.after.allocated * 4 < report.before.allocated,
+        "{report:?}"
+    );
+    assert!(report.after.in_use <= report.after.allocated);
+    assert_eq!(dump(&store.view(), 0), before);
+    assert_eq!(store.hash_kv(0).unwrap().hash, hash);
+    put(&store, "after", "1");
+    store.close().unwrap();
+    let files: Vec<_> = std::fs::read_dir(dir.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    assert_eq!(files.len(), 2, "{files:?}");
+    let store = open(dir.path());
+    assert_eq!(dump(&store.view(), 0).len(), before.len() + 1);
+}
+
+#[test]
+fn an_unknown_format_and_a_lost_current_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    apply(&store, |txn| {
+        txn.table_put(
+            Table::Meta,
+            meta::FORMAT,
+            vec![9, 0, 0, 0, 0, 0, 0, 0].into(),
+        )
+    });
+    store.close().unwrap();
+    let error = Store::open(options(dir.path())).unwrap_err();
+    assert!(matches!(error, StorageError::Refused { .. }), "{error}");
+    std::fs::remove_file(dir.path().join("CURRENT")).unwrap();
+    let error = Store::open(options(dir.path())).unwrap_err();
+    assert!(error.to_string().contains("no CURRENT"), "{error}");
+}
