@@ -1,1 +1,3 @@
 //! etcd services (the rpc helper's; `watch.rs` is the watch helper's).
+
+pub mod watch;
