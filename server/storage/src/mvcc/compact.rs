@@ -261,9 +261,7 @@ impl Shared {
         )
         .peekable();
         loop {
-            let Some(step) = self.holds.step() else {
-                return Ok(None);
-            };
+            let step = self.physical.write();
             let mut pending = Pending::default();
             let mut bytes = 0;
             for pair in scan
