@@ -3,6 +3,9 @@
 //! etcd: server/etcdserver/raft.go and the raft library.
 
 pub mod command;
+pub mod log_store;
 pub mod node;
+pub mod state_machine;
+pub mod transport;
 
-pub use node::{ProposeError, RaftNode};
+pub use node::{ProposeError, RaftNode, RaftOptions, RaftStatus, StartError};

@@ -1,0 +1,201 @@
+//! Committed entries, handed to `apply` in log order.
+//!
+//! A snapshot is a marker: the engine flushed up to an applied position. Its bytes are made when somebody asks (`rpc/maintenance.rs`).
+//! Not here: what a request does (`apply`), deletion of log segments (`ballast_storage::wal`).
+//!
+//! etcd: the apply loop of server/etcdserver/server.go.
+
+use std::io;
+use std::sync::Arc;
+
+use ballast_storage::LogPosition;
+use ballast_storage::mvcc::Store;
+use ballast_storage::schema::{Table, meta};
+use futures::{Stream, StreamExt};
+use openraft::alias::{SnapshotMetaOf, SnapshotOf};
+use openraft::storage::{EntryResponder, RaftStateMachine};
+use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder, StoredMembership};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::apply::Apply;
+use crate::raft::command::{
+    CommandError, LogId, Reply, Stored, TypeConfig, decode_stored, encode_stored, log_id, position,
+};
+use crate::raft::node::Failure;
+
+/// A snapshot's content: nothing, the engine is it.
+#[derive(Clone, Copy, Debug)]
+pub struct Marker;
+
+type Snapshot = SnapshotOf<TypeConfig, Marker>;
+
+/// The replica, as the library sees it.
+#[derive(Debug)]
+pub struct StateMachine {
+    store: Arc<Store>,
+    apply: Arc<dyn Apply>,
+    membership: Stored,
+    current: Arc<Mutex<Option<SnapshotMetaOf<TypeConfig>>>>,
+    /// The last index applied, for those who wait.
+    applied: watch::Sender<u64>,
+    failure: Failure,
+}
+
+impl StateMachine {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        apply: Arc<dyn Apply>,
+        failure: Failure,
+    ) -> Result<Self, StateError> {
+        let membership = store
+            .table(Table::Meta)?
+            .into_iter()
+            .find(|(name, _)| name == meta::RAFT_MEMBERSHIP)
+            .map(|(_, bytes)| decode_stored(&bytes))
+            .transpose()?
+            .unwrap_or_default();
+        let (applied, _) = watch::channel(store.applied().index);
+        Ok(Self {
+            store,
+            apply,
+            membership,
+            current: Arc::default(),
+            applied,
+            failure,
+        })
+    }
+
+    pub(crate) fn applied(&self) -> watch::Receiver<u64> {
+        self.applied.subscribe()
+    }
+
+    fn apply_membership(&mut self, at: LogPosition, id: LogId, membership: Membership) {
+        self.membership = StoredMembership::new(Some(id), membership);
+        let mut txn = self.store.begin(at);
+        txn.table_put(
+            Table::Meta,
+            meta::RAFT_MEMBERSHIP,
+            encode_stored(&self.membership),
+        );
+        txn.commit();
+    }
+}
+
+type Membership = openraft::Membership<u64, openraft::impls::EmptyNode>;
+
+/// The engine's record of the group cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    #[error(transparent)]
+    Storage(#[from] ballast_storage::StorageError),
+    #[error("the membership in the engine: {0}")]
+    Membership(#[from] CommandError),
+}
+
+impl RaftStateMachine<TypeConfig> for StateMachine {
+    type SnapshotData = Marker;
+    type SnapshotBuilder = Builder;
+
+    async fn applied_state(&mut self) -> Result<(Option<LogId>, Stored), io::Error> {
+        Ok((log_id(self.store.applied()), self.membership.clone()))
+    }
+
+    async fn apply<Strm>(&mut self, mut entries: Strm) -> Result<(), io::Error>
+    where
+        Strm: Stream<Item = Result<EntryResponder<TypeConfig>, io::Error>> + Unpin + OptionalSend,
+    {
+        let mut last = None;
+        while let Some(next) = entries.next().await {
+            let (entry, responder) = next?;
+            let at = position(&entry.log_id);
+            let reply = match entry.payload {
+                EntryPayload::Blank => {
+                    self.apply.apply_empty(at);
+                    Reply(None)
+                }
+                EntryPayload::Normal(command) => Reply(Some(self.apply.apply(at, &command.0))),
+                EntryPayload::Membership(membership) => {
+                    self.apply_membership(at, entry.log_id, membership);
+                    Reply(None)
+                }
+            };
+            debug_assert_eq!(self.store.applied(), at, "apply moves the position");
+            last = Some(at.index);
+            if let Some(responder) = responder {
+                responder.send(reply);
+            }
+        }
+        if let Some(last) = last {
+            self.applied.send_replace(last);
+        }
+        if let Some(error) = self.store.failure() {
+            self.failure.set(&error);
+            return Err(io::Error::other(error));
+        }
+        Ok(())
+    }
+
+    async fn get_snapshot_builder(&mut self) -> Builder {
+        Builder {
+            store: Arc::clone(&self.store),
+            meta: SnapshotMetaOf::<TypeConfig> {
+                last_log_id: log_id(self.store.applied()),
+                last_membership: self.membership.clone(),
+            },
+            current: Arc::clone(&self.current),
+            failure: self.failure.clone(),
+        }
+    }
+
+    async fn install_snapshot(
+        &mut self,
+        _meta: &SnapshotMetaOf<TypeConfig>,
+        _snapshot: Marker,
+    ) -> Result<(), io::Error> {
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "a snapshot of another member cannot be installed: this version runs single members only",
+        ))
+    }
+
+    async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, io::Error> {
+        Ok(self.current.lock().clone().map(|meta| Snapshot {
+            meta,
+            snapshot: Marker,
+        }))
+    }
+}
+
+/// Flushes the engine up to the position it was made at.
+#[derive(Debug)]
+pub struct Builder {
+    store: Arc<Store>,
+    meta: SnapshotMetaOf<TypeConfig>,
+    current: Arc<Mutex<Option<SnapshotMetaOf<TypeConfig>>>>,
+    failure: Failure,
+}
+
+impl RaftSnapshotBuilder<TypeConfig> for Builder {
+    type SnapshotData = Marker;
+
+    async fn build_snapshot(&mut self) -> Result<Snapshot, io::Error> {
+        let store = Arc::clone(&self.store);
+        let flushed = tokio::task::spawn_blocking(move || store.flush())
+            .await
+            .map_err(io::Error::other)?;
+        let durable = flushed.map_err(|error| {
+            self.failure.set(&error);
+            io::Error::other(error)
+        })?;
+        // The log is purged up to the marker: it must not promise more than the engine has.
+        if log_id(durable) < self.meta.last_log_id {
+            return Err(io::Error::other("the engine flushed less than was applied"));
+        }
+        *self.current.lock() = Some(self.meta.clone());
+        Ok(Snapshot {
+            meta: self.meta.clone(),
+            snapshot: Marker,
+        })
+    }
+}
