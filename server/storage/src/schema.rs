@@ -20,16 +20,22 @@ pub enum Table {
     Alarm,
     Member,
     MemberRemoved,
+    Auth,
+    AuthUser,
+    AuthRole,
 }
 
 impl Table {
     /// The small tables: all but the revisioned records.
-    pub const SMALL: [Table; 5] = [
+    pub const SMALL: [Table; 8] = [
         Table::Meta,
         Table::Lease,
         Table::Alarm,
         Table::Member,
         Table::MemberRemoved,
+        Table::Auth,
+        Table::AuthUser,
+        Table::AuthRole,
     ];
 
     pub const fn prefix(self) -> u8 {
@@ -40,6 +46,9 @@ impl Table {
             Table::Alarm => b'a',
             Table::Member => b'n',
             Table::MemberRemoved => b'r',
+            Table::Auth => b'A',
+            Table::AuthUser => b'U',
+            Table::AuthRole => b'R',
         }
     }
 

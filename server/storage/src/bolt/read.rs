@@ -242,7 +242,7 @@ impl BoltFile {
             .map_err(|source| StorageError::io("read", &self.path, source))
     }
 
-    pub(super) fn damaged(&self, offset: u64, what: impl Into<String>) -> StorageError {
+    pub(crate) fn damaged(&self, offset: u64, what: impl Into<String>) -> StorageError {
         StorageError::Damaged {
             path: self.path.clone(),
             offset,

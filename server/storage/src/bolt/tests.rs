@@ -203,17 +203,17 @@ fn any_buckets() -> impl Strategy<Value = Buckets> {
     ];
     let value = prop_oneof![
         8 => prop::collection::vec(any::<u8>(), 0..200),
-        1 => prop::collection::vec(any::<u8>(), 0..20_000),
+        1 => prop::collection::vec(any::<u8>(), 0..9_000),
     ];
     let entries = prop_oneof![
         prop::collection::btree_map(key.clone(), value.clone(), 0..8),
-        prop::collection::btree_map(key.clone(), value, 0..300),
+        prop::collection::btree_map(key.clone(), value, 0..150),
     ];
     prop::collection::btree_map(key, entries, 0..8)
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
     fn any_buckets_come_back(buckets in any_buckets()) {

@@ -261,7 +261,9 @@ impl Shared {
         )
         .peekable();
         loop {
-            let step = self.physical.write();
+            let Some(step) = self.holds.step() else {
+                return Ok(None);
+            };
             let mut pending = Pending::default();
             let mut bytes = 0;
             for pair in scan

@@ -126,7 +126,7 @@ impl Store {
             });
         }
         // No record may go while the scan is on its way.
-        let _physical = shared.physical.read();
+        let _hold = shared.holds.hold();
         let picture = shared.newest.load_full();
         let compact_revision = picture.compact_revision;
         if revision > 0 && revision < compact_revision {

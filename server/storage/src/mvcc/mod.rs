@@ -8,16 +8,21 @@
 mod compact;
 mod defrag;
 mod hash;
+mod hold;
 pub mod key_index;
 mod read;
 mod recover;
+pub mod restore;
 pub mod revision;
+pub mod snapshot;
 pub mod store;
 pub mod tree;
 mod values;
 mod write;
 
 pub use recover::FORMAT_VERSION;
+pub use restore::{RestoreOptions, RestoreReport, restore};
+pub use snapshot::SnapshotStream;
 pub use store::{
     Committed, Compaction, DefragReport, Event, EventKind, HashKv, RangeOptions, RangeResult,
     Sizes, Store, StoreOptions, Touched, View, WriteTxn,

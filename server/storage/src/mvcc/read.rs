@@ -518,7 +518,7 @@ impl Shared {
     }
 
     /// All records with `from <= revision` and `main <= to`, ascending, overlay included. What a compaction deletes meanwhile is left
-    /// out: hold `physical` for reading where that matters.
+    /// out: take a hold where that matters.
     pub(super) fn records(
         &self,
         from: Revision,

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use prost::Message;
 
 use ballast_api::mvccpb::KeyValue;
@@ -36,7 +36,7 @@ use crate::schema::{Table, meta};
 /// The layout this release writes.
 pub const FORMAT_VERSION: u64 = 1;
 /// The first file's number.
-const FIRST_DATABASE: u64 = 1;
+pub(super) const FIRST_DATABASE: u64 = 1;
 /// etcd's revision before the first write.
 const FIRST_REVISION: i64 = 1;
 /// Bytes of one read of a small table.
@@ -92,7 +92,7 @@ impl Store {
             applied: Mutex::new(found.applied),
             small: Mutex::new(found.small),
             live_bytes: AtomicI64::new(index.live_bytes),
-            physical: RwLock::new(()),
+            holds: Arc::default(),
             compact_queue: CompactQueue::default(),
             hashes: StoredHashes::new(found.finished),
             database: Mutex::new(database),
@@ -247,10 +247,12 @@ fn rebuild(engine: &Arc<dyn Engine>, dir: &Path) -> Result<Rebuilt, StorageError
         out.revision = revision.main;
         let bytes = value.len() as u32;
         let kv = KeyValue::decode(value).map_err(|e| damaged(&e.to_string()))?;
-        if kv.key.is_empty() {
+        // A restore that bumps the revision leaves an empty record there, which etcd takes for a put of the empty key.
+        let is_bump = bytes == 0 && !tombstone;
+        if kv.key.is_empty() && !is_bump {
             return Err(damaged("it has no key"));
         }
-        if !tombstone && (kv.mod_revision != revision.main || kv.version < 1) {
+        if !is_bump && !tombstone && (kv.mod_revision != revision.main || kv.version < 1) {
             return Err(damaged(&format!(
                 "its value says revision {} version {}",
                 kv.mod_revision, kv.version
@@ -258,10 +260,10 @@ fn rebuild(engine: &Arc<dyn Engine>, dir: &Path) -> Result<Rebuilt, StorageError
         }
         let sub =
             u32::try_from(revision.sub).map_err(|_| damaged("its sub revision is too large"))?;
-        let (create, version) = if tombstone {
-            (0, 0)
-        } else {
-            (kv.create_revision, kv.version)
+        let (create, version) = match (tombstone, is_bump) {
+            (true, _) => (0, 0),
+            (_, true) => (revision.main, 1),
+            _ => (kv.create_revision, kv.version),
         };
         let head = Record {
             main: revision.main,

@@ -6,7 +6,7 @@
 //!
 //! Promises: one writer at a time; a view is published when the entry is complete and never changes; whatever a view
 //! names is found in the value cache, in the overlay or in the engine, in this order.
-//! Lock order: writer, then committer, then everything else; `physical` before writer.
+//! Lock order: writer, then committer, then everything else; a step or a hold before writer.
 //! Not here: opening (recover.rs), reading (read.rs), writing (write.rs), maintenance (compact.rs, hash.rs, defrag.rs).
 //!
 //! etcd: server/storage/mvcc/kvstore.go.
@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use arc_swap::ArcSwap;
 use ballast_api::mvccpb::KeyValue;
 use bytes::Bytes;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 
 use crate::LogPosition;
 use crate::backend::{Closed, Kind};
@@ -28,6 +28,7 @@ use crate::committer::Committer;
 use crate::error::StorageError;
 use crate::mvcc::compact::CompactQueue;
 use crate::mvcc::hash::StoredHashes;
+use crate::mvcc::hold::Holds;
 use crate::mvcc::key_index::KeyIndex;
 use crate::mvcc::revision::Revision;
 use crate::mvcc::tree::Tree;
@@ -110,8 +111,8 @@ pub(super) struct Shared {
     pub(super) small: Mutex<BTreeMap<Bytes, Bytes>>,
     /// Bytes of keys and values that the engine holds or is about to.
     pub(super) live_bytes: AtomicI64,
-    /// Held for writing over each physical step of a compaction, for reading by whoever needs all records up to a revision to stay.
-    pub(super) physical: RwLock<()>,
+    /// Of whoever needs all records up to a revision to stay.
+    pub(super) holds: Arc<Holds>,
     pub(super) compact_queue: CompactQueue,
     pub(super) hashes: StoredHashes,
     /// The live file's number; held over a defragmentation.
@@ -199,6 +200,7 @@ impl Store {
     /// Flushes and stops the threads. Idempotent. What the log has not synced is not written: it comes again from the log.
     pub fn close(&self) -> Result<(), StorageError> {
         self.shared.compact_queue.stop();
+        self.shared.holds.stop();
         self.shared.committer.close();
         self.join();
         match self.failure() {
@@ -227,6 +229,7 @@ impl Drop for Store {
     /// Stops without a flush, as a crash would.
     fn drop(&mut self) {
         self.shared.compact_queue.stop();
+        self.shared.holds.stop();
         self.shared.committer.abandon();
         self.join();
     }

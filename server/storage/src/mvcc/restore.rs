@@ -1,0 +1,228 @@
+//! A database of ours from etcd's snapshot file, whoever made it.
+//!
+//!     key, lease, alarm, auth*         taken over as they are
+//!     cluster version, compactions     taken over
+//!     members, removed members         replaced by the new cluster's
+//!     index and term of the log        begin anew: the database is the state before the first entry
+//!
+//! Promises: the file is checked as a whole first; records are decoded before they are written, so that a restored database
+//! opens. Nothing counts until the last batch: until then the directory holds an unpublished file.
+//! Not here: hashes of the file and what a person may ask for (`server/src/cli/snapshot.rs`).
+//!
+//! etcd: Restore in etcdutl/snapshot/v3_snapshot.go, and its way of bumping the revision.
+
+use std::path::Path;
+
+use ballast_api::etcdserverpb::Member;
+use ballast_api::mvccpb::KeyValue;
+use bytes::Bytes;
+use prost::Message;
+
+use crate::backend::{Batch, Engine, Kind, current};
+use crate::bolt::etcd::{self, MetaEntry};
+use crate::bolt::{BoltFile, Bucket, Value, check};
+use crate::error::StorageError;
+use crate::mvcc::recover::{FIRST_DATABASE, FORMAT_VERSION};
+use crate::mvcc::revision::Revision;
+use crate::schema::{Table, meta};
+
+/// Bytes of one batch: a sync each, so not too few.
+const BATCH_BYTES: usize = 8 << 20;
+/// The engine's cache while it is filled in order.
+const CACHE_BYTES: u64 = 64 << 20;
+
+/// Whose database it becomes.
+#[derive(Clone, Debug, Default)]
+pub struct RestoreOptions {
+    pub cluster_id: u64,
+    pub member_id: u64,
+    /// The new cluster's founders.
+    pub members: Vec<Member>,
+    /// Let the revision jump by so much and count all before as compacted; 0 = neither.
+    pub revision_bump: u64,
+}
+
+/// What was restored, and what was not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RestoreReport {
+    /// After the bump.
+    pub revision: i64,
+    pub records: u64,
+    pub leases: u64,
+    /// The file's users and roles are in force.
+    pub auth_enabled: bool,
+    /// Buckets and entries that we do not know and left out, as `bucket` or `bucket/key`.
+    pub unknown: Vec<String>,
+}
+
+/// Makes the database in `dir`, which is made too and must not hold one.
+pub fn restore(
+    file: &BoltFile,
+    dir: &Path,
+    options: &RestoreOptions,
+) -> Result<RestoreReport, StorageError> {
+    check(file)?;
+    std::fs::create_dir_all(dir).map_err(|source| StorageError::io("create", dir, source))?;
+    let kind = Kind::default();
+    if let current::Found::Database(_) = current::recover(dir, kind)? {
+        return Err(StorageError::Refused {
+            path: dir.to_owned(),
+            why: "it holds a database already".to_owned(),
+        });
+    }
+    let path = current::unpublished_path(dir, kind, FIRST_DATABASE);
+    let engine = kind.open(&path, CACHE_BYTES)?;
+    let mut restore = Restore {
+        file,
+        engine: &*engine,
+        batch: Batch::default(),
+        batch_bytes: 0,
+        last: Revision::default(),
+        scheduled: -1,
+        finished: -1,
+        report: RestoreReport::default(),
+    };
+    restore.buckets()?;
+    let report = restore.finish(options)?;
+    drop(engine);
+    current::publish(dir, kind, FIRST_DATABASE)?;
+    Ok(report)
+}
+
+struct Restore<'a> {
+    file: &'a BoltFile,
+    engine: &'a dyn Engine,
+    batch: Batch,
+    batch_bytes: usize,
+    last: Revision,
+    scheduled: i64,
+    finished: i64,
+    report: RestoreReport,
+}
+
+impl Restore<'_> {
+    fn buckets(&mut self) -> Result<(), StorageError> {
+        let mut buckets = self.file.cursor(&self.file.root());
+        while let Some((name, value)) = buckets.next()? {
+            let Value::Bucket(bucket) = value else {
+                self.report.unknown.push(name.escape_ascii().to_string());
+                continue;
+            };
+            self.bucket(&name, &bucket)?;
+        }
+        Ok(())
+    }
+
+    fn bucket(&mut self, name: &Bytes, bucket: &Bucket) -> Result<(), StorageError> {
+        if name == etcd::MEMBERS || name == etcd::MEMBERS_REMOVED {
+            return Ok(());
+        }
+        let table = etcd::table_of(name);
+        let mut entries = self.file.cursor(bucket);
+        while let Some((key, value)) = entries.next()? {
+            let unknown = || format!("{}/{}", name.escape_ascii(), key.escape_ascii());
+            let Value::Bytes(value) = value else {
+                self.report.unknown.push(unknown());
+                continue;
+            };
+            match table {
+                Some(Table::Key) => self.record(&key, value)?,
+                Some(table) => {
+                    self.report.leases += u64::from(table == Table::Lease);
+                    self.report.auth_enabled |= etcd::enables_auth(name, &key, &value);
+                    self.put(table, &key, value)?;
+                }
+                None if name == etcd::META => self.meta(&key, &value)?,
+                None if name == etcd::CLUSTER && etcd::is_cluster_version(&key) => {
+                    self.put(Table::Meta, meta::CLUSTER_VERSION, value)?;
+                }
+                None if name == etcd::CLUSTER => self.report.unknown.push(unknown()),
+                None => {
+                    self.report.unknown.push(name.escape_ascii().to_string());
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, key: &Bytes, value: Bytes) -> Result<(), StorageError> {
+        let damaged = |what: String| StorageError::DamagedRecord {
+            path: self.file.path().to_owned(),
+            record: key.escape_ascii().to_string(),
+            what,
+        };
+        let Some((revision, _)) = Revision::from_bytes(key) else {
+            return Err(damaged("its key is no revision".to_owned()));
+        };
+        KeyValue::decode(value.clone()).map_err(|error| damaged(error.to_string()))?;
+        self.last = revision;
+        self.report.records += 1;
+        self.put(Table::Key, key, value)
+    }
+
+    fn meta(&mut self, key: &[u8], value: &[u8]) -> Result<(), StorageError> {
+        let entry = etcd::meta_entry(key, value).map_err(|what| self.file.damaged(0, what))?;
+        match entry {
+            MetaEntry::ScheduledCompact(revision) => self.scheduled = revision,
+            MetaEntry::FinishedCompact(revision) => self.finished = revision,
+            MetaEntry::Replaced => {}
+            MetaEntry::Unknown => {
+                let unknown = format!("{}/{}", etcd::META, key.escape_ascii());
+                self.report.unknown.push(unknown);
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, table: Table, key: &[u8], value: Bytes) -> Result<(), StorageError> {
+        self.batch_bytes += key.len() + value.len();
+        self.batch.put(table.key(key), value);
+        if self.batch_bytes >= BATCH_BYTES {
+            self.engine.write(&std::mem::take(&mut self.batch))?;
+            self.batch_bytes = 0;
+        }
+        Ok(())
+    }
+
+    fn finish(mut self, options: &RestoreOptions) -> Result<RestoreReport, StorageError> {
+        // etcd's revision before the first write is 1; a compaction may have taken the last record (etcd#17780).
+        let mut revision = self.last.main.max(self.scheduled).max(self.finished).max(1);
+        if options.revision_bump > 0 {
+            revision = i64::try_from(options.revision_bump)
+                .ok()
+                .and_then(|bump| revision.checked_add(bump))
+                .ok_or_else(|| StorageError::Refused {
+                    path: self.file.path().to_owned(),
+                    why: format!("revision {revision} has no room for the bump"),
+                })?;
+            // As etcdutl does, so that HashKV equals that of an etcd restored from the same file: an empty record.
+            self.put(
+                Table::Key,
+                &Revision::new(revision, 0).to_bytes(),
+                Bytes::new(),
+            )?;
+            self.scheduled = revision;
+        }
+        let be = |number: i64| Bytes::copy_from_slice(&number.to_be_bytes());
+        if self.scheduled >= 0 {
+            self.put(Table::Meta, meta::SCHEDULED_COMPACT, be(self.scheduled))?;
+        }
+        if self.finished >= 0 {
+            self.put(Table::Meta, meta::FINISHED_COMPACT, be(self.finished))?;
+        }
+        self.put(Table::Meta, meta::CURRENT_REVISION, be(revision))?;
+        let id = |id: u64| Bytes::copy_from_slice(&id.to_be_bytes());
+        self.put(Table::Meta, meta::CLUSTER_ID, id(options.cluster_id))?;
+        self.put(Table::Meta, meta::MEMBER_ID, id(options.member_id))?;
+        for member in &options.members {
+            let bytes = member.encode_to_vec().into();
+            self.put(Table::Member, &member.id.to_be_bytes(), bytes)?;
+        }
+        let format = Bytes::copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+        self.put(Table::Meta, meta::FORMAT, format)?;
+        self.engine.write(&self.batch)?;
+        self.report.revision = revision;
+        Ok(self.report)
+    }
+}

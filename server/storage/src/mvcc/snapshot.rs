@@ -1,0 +1,251 @@
+//! The store as etcd's snapshot file, made while it is read.
+//!
+//!     pin    under the writer's lock: view, applied position, a copy of the small tables; no compaction from here on
+//!     plan   pass 1: lengths of all records up to the view's revision
+//!     pull   pass 2: pages as the reader asks for them, then the SHA-256 of all before
+//!
+//! Promises: the file is the store at one log position; memory is a chunk, whatever the store's size; writes go on.
+//! Until the stream is dropped, records that a compaction gave up stay in the engine.
+//! Not here: the file's form (`bolt/`), reading one (`restore.rs`), sending it (`server/src/rpc/maintenance.rs`).
+//!
+//! etcd: Snapshot in server/storage/backend/backend.go and api/v3rpc/maintenance.go.
+
+use std::sync::Arc;
+
+use bytes::buf::Writer as BytesWriter;
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message;
+use sha2::{Digest, Sha256};
+
+use crate::LogPosition;
+use crate::bolt::{Plan, Planner, WriteError, Writer, etcd};
+use crate::committer::PendingRecord;
+use crate::error::StorageError;
+use crate::mvcc::hold::Hold;
+use crate::mvcc::read::RecordScan;
+use crate::mvcc::revision::Revision;
+use crate::mvcc::store::{Shared, Store};
+use crate::schema::{Table, meta};
+
+/// A snapshot file on its way. Blocking; may be dropped at any time.
+#[derive(Debug)]
+pub struct SnapshotStream {
+    shared: Arc<Shared>,
+    revision: i64,
+    applied: LogPosition,
+    size: u64,
+    buckets: std::vec::IntoIter<etcd::SmallBucket>,
+    feed: Feed,
+    stage: Stage,
+    sha: Sha256,
+    _hold: Hold,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Writing(Box<Writer<BytesWriter<BytesMut>>>),
+    /// The last pages.
+    Rest(BytesMut),
+    Done,
+}
+
+/// The entries of the bucket being written.
+#[derive(Debug)]
+enum Feed {
+    Entries(std::vec::IntoIter<(Bytes, Bytes)>),
+    Records(Box<Records>),
+}
+
+impl Store {
+    /// Pins the newest state and plans its file. Reads all records once before it returns. Blocking.
+    pub fn snapshot(&self) -> Result<SnapshotStream, StorageError> {
+        let shared = &self.shared;
+        // Before the writer's lock, in the order that all take them.
+        let hold = shared.holds.hold();
+        let (picture, applied, small) = {
+            let _writer = shared.writer.lock();
+            let small = shared.small.lock().clone();
+            (shared.newest.load_full(), *shared.applied.lock(), small)
+        };
+        let revision = picture.revision;
+        // Compaction's thread writes it past the tables in memory, and waits until it is in the engine.
+        let finished = shared
+            .committer
+            .engine()
+            .get(&Table::Meta.key(meta::FINISHED_COMPACT))?
+            .and_then(|bytes| Some(i64::from_be_bytes(bytes[..].try_into().ok()?)))
+            .unwrap_or(-1);
+        let damaged = |what: String| StorageError::DamagedRecord {
+            path: shared.options.dir.clone(),
+            record: "of a small table".to_owned(),
+            what,
+        };
+        let buckets = etcd::small_buckets(&small, applied, finished).map_err(damaged)?;
+        let plan = plan(shared, &buckets, revision)?;
+        let writer =
+            Writer::new(plan, BytesMut::new().writer()).map_err(|error| failed(shared, &error))?;
+        Ok(SnapshotStream {
+            revision,
+            applied,
+            size: plan.file_len(),
+            buckets: buckets.into_iter(),
+            feed: Feed::Entries(Vec::new().into_iter()),
+            stage: Stage::Writing(Box::new(writer)),
+            sha: Sha256::new(),
+            _hold: hold,
+            shared: Arc::clone(shared),
+        })
+    }
+}
+
+/// The first pass.
+fn plan(
+    shared: &Shared,
+    buckets: &[etcd::SmallBucket],
+    revision: i64,
+) -> Result<Plan, StorageError> {
+    let failed = |error| failed(shared, &error);
+    let mut planner = Planner::new();
+    for (name, entries) in buckets {
+        planner.begin_bucket(name.len()).map_err(failed)?;
+        for (key, value) in entries {
+            planner.entry(key.len(), value.len()).map_err(failed)?;
+        }
+        if *name == etcd::KEY {
+            let mut records = Records::new(shared, revision);
+            while let Some((key_len, value_len)) = records.next_lengths()? {
+                planner.entry(key_len, value_len).map_err(failed)?;
+            }
+        }
+    }
+    planner.finish().map_err(failed)
+}
+
+fn failed(shared: &Shared, error: &WriteError) -> StorageError {
+    StorageError::Engine {
+        op: "snapshot",
+        path: shared.options.dir.clone(),
+        detail: error.to_string(),
+    }
+}
+
+impl SnapshotStream {
+    /// Bytes of the database, the 32 of the hash not counted.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The revision that the snapshot is at.
+    pub fn revision(&self) -> i64 {
+        self.revision
+    }
+
+    /// The last log entry in it.
+    pub fn applied(&self) -> LogPosition {
+        self.applied
+    }
+
+    /// The next piece, of `bytes_max` until the database's end; the last piece is the SHA-256 alone. None after it.
+    pub fn next_chunk(&mut self, bytes_max: usize) -> Result<Option<Bytes>, StorageError> {
+        let bytes_max = bytes_max.max(1);
+        loop {
+            let ready = match &mut self.stage {
+                Stage::Writing(writer) => {
+                    let ready = writer.out_mut().get_mut();
+                    if ready.len() < bytes_max {
+                        self.step()?;
+                        continue;
+                    }
+                    ready
+                }
+                Stage::Rest(rest) => rest,
+                Stage::Done => return Ok(None),
+            };
+            if ready.is_empty() {
+                self.stage = Stage::Done;
+                let sha = self.sha.finalize_reset();
+                return Ok(Some(Bytes::copy_from_slice(&sha)));
+            }
+            let chunk = ready.split_to(bytes_max.min(ready.len())).freeze();
+            self.sha.update(&chunk);
+            return Ok(Some(chunk));
+        }
+    }
+
+    /// Hands one entry to the writer, or begins the next bucket, or ends the file.
+    fn step(&mut self) -> Result<(), StorageError> {
+        let Stage::Writing(writer) = &mut self.stage else {
+            return Ok(());
+        };
+        let entry = match &mut self.feed {
+            Feed::Entries(entries) => entries.next(),
+            Feed::Records(records) => records.next()?,
+        };
+        let failed = |error| failed(&self.shared, &error);
+        if let Some((key, value)) = entry {
+            return writer.entry(key, value).map_err(failed);
+        }
+        if let Some((name, entries)) = self.buckets.next() {
+            self.feed = if name == etcd::KEY {
+                Feed::Records(Box::new(Records::new(&self.shared, self.revision)))
+            } else {
+                Feed::Entries(entries.into_iter())
+            };
+            let name = Bytes::from_static(name.as_bytes());
+            return writer.begin_bucket(name).map_err(failed);
+        }
+        let Stage::Writing(writer) = std::mem::replace(&mut self.stage, Stage::Done) else {
+            return Ok(());
+        };
+        let rest = writer.finish().map_err(failed)?.into_inner();
+        self.stage = Stage::Rest(rest);
+        Ok(())
+    }
+}
+
+/// All records up to a revision, ascending, in etcd's bytes.
+#[derive(Debug)]
+struct Records {
+    written: RecordScan,
+    pending: std::vec::IntoIter<PendingRecord>,
+}
+
+impl Records {
+    fn new(shared: &Shared, revision: i64) -> Self {
+        // The overlay first: what leaves it after this is in the engine already.
+        let from = Revision::default();
+        let pending = shared.committer.records_between(from, revision);
+        let first = pending.first().map(|record| record.revision.main);
+        let until = first.unwrap_or_else(|| revision.saturating_add(1));
+        Self {
+            written: RecordScan::new(shared.committer.engine(), from, until),
+            pending: pending.into_iter(),
+        }
+    }
+
+    fn next(&mut self) -> Result<Option<(Bytes, Bytes)>, StorageError> {
+        if let Some(pair) = self.written.next() {
+            let (key, value) = pair?;
+            return Ok(Some((key.slice(1..), value)));
+        }
+        Ok(self.pending.next().map(|record| {
+            let mut key = record.revision.to_bytes().to_vec();
+            if record.tombstone {
+                key.push(b't');
+            }
+            (key.into(), record.kv.encode_to_vec().into())
+        }))
+    }
+
+    /// As [`next`](Self::next), without making the bytes.
+    fn next_lengths(&mut self) -> Result<Option<(usize, usize)>, StorageError> {
+        if let Some(pair) = self.written.next() {
+            let (key, value) = pair?;
+            return Ok(Some((key.len() - 1, value.len())));
+        }
+        Ok(self.pending.next().map(|record| {
+            let key_len = record.revision.to_bytes().len() + usize::from(record.tombstone);
+            (key_len, record.kv.encoded_len())
+        }))
+    }
+}

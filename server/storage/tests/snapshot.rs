@@ -1,0 +1,324 @@
+//! A store through etcd's snapshot file and back.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ballast_api::etcdserverpb::Member;
+use ballast_storage::bolt::{BoltFile, Trailer, check, status, verify_trailer};
+use ballast_storage::mvcc::{
+    HashKv, RangeOptions, RestoreOptions, Store, StoreOptions, WriteTxn, restore,
+};
+use ballast_storage::schema::{Table, meta};
+use ballast_storage::{LogPosition, ReadError, StorageError};
+use bytes::Bytes;
+use prost::Message;
+
+fn open(dir: &Path) -> Arc<Store> {
+    Store::open(StoreOptions {
+        dir: dir.to_owned(),
+        value_cache_bytes: 1 << 20,
+        engine_cache_bytes: 1 << 20,
+        compaction_batch_limit: 100,
+        compaction_sleep: Duration::from_millis(1),
+        batch_interval: Duration::from_millis(5),
+        batch_limit: 1000,
+    })
+    .unwrap()
+}
+
+/// Numbers the entries.
+struct Log {
+    store: Arc<Store>,
+    index: u64,
+}
+
+impl Log {
+    fn new(store: &Arc<Store>) -> Self {
+        Self {
+            index: store.applied().index,
+            store: Arc::clone(store),
+        }
+    }
+
+    fn entry<T>(&mut self, work: impl FnOnce(&mut WriteTxn<'_>) -> T) -> T {
+        self.index += 1;
+        let position = LogPosition {
+            term: 2,
+            index: self.index,
+        };
+        let mut txn = self.store.begin(position);
+        let out = work(&mut txn);
+        txn.commit();
+        self.store.set_log_synced(self.index);
+        out
+    }
+
+    fn put(&mut self, key: &str, value: &[u8], lease: i64) {
+        let (key, value) = (Bytes::from(key.to_owned()), Bytes::copy_from_slice(value));
+        self.entry(|txn| txn.put(key, value, lease).unwrap());
+    }
+
+    fn delete(&mut self, key: &str) {
+        self.entry(|txn| txn.delete_range(key.as_bytes(), b"").unwrap());
+    }
+
+    fn compact(&mut self, revision: i64) {
+        let compaction = self.entry(|txn| txn.compact(revision)).unwrap();
+        compaction.wait().unwrap();
+    }
+}
+
+/// Values of all sizes, deletes, a lease, a member, users; some compacted.
+fn fill(store: &Arc<Store>) -> Log {
+    let mut log = Log::new(store);
+    for i in 0..2_000_usize {
+        let value = vec![b'v'; i % 90 + usize::from(i % 500 == 7) * 20_000];
+        let lease = if i % 10 == 0 { 77 } else { 0 };
+        log.put(&format!("key-{:04}", i % 700), &value, lease);
+        if i % 9 == 0 {
+            log.delete(&format!("key-{:04}", (i * 31) % 700));
+        }
+    }
+    let member = member(1);
+    log.entry(|txn| {
+        txn.table_put(
+            Table::Lease,
+            &77_u64.to_be_bytes(),
+            Bytes::from_static(&[8, 77, 16, 60]),
+        );
+        txn.table_put(
+            Table::Member,
+            &member.id.to_be_bytes(),
+            member.encode_to_vec().into(),
+        );
+        txn.table_put(Table::MemberRemoved, &9_u64.to_be_bytes(), Bytes::new());
+        txn.table_put(
+            Table::Meta,
+            meta::CLUSTER_VERSION,
+            Bytes::from_static(b"3.7.0"),
+        );
+        txn.table_put(Table::Auth, b"authEnabled", Bytes::from_static(&[1]));
+        txn.table_put(Table::AuthUser, b"root", Bytes::from_static(b"user"));
+    });
+    log.compact(900);
+    for i in 0..100 {
+        log.put(&format!("late-{i}"), b"value", 0);
+    }
+    log
+}
+
+fn member(id: u64) -> Member {
+    Member {
+        id,
+        name: format!("m{id}"),
+        peer_ur_ls: vec![format!("http://m{id}:2380")],
+        client_ur_ls: vec![format!("http://m{id}:2379")],
+        is_learner: false,
+    }
+}
+
+/// Saves as a client does; gives the bytes of the database alone.
+fn save(store: &Store, path: &Path, chunk_bytes: usize) -> u64 {
+    let mut stream = store.snapshot().unwrap();
+    let mut file = Vec::new();
+    let mut last = 0;
+    while let Some(chunk) = stream.next_chunk(chunk_bytes).unwrap() {
+        last = chunk.len();
+        file.extend_from_slice(&chunk);
+    }
+    assert_eq!(last, 32, "the hash comes alone");
+    assert_eq!(file.len() as u64, stream.size() + 32);
+    fs::write(path, file).unwrap();
+    stream.size()
+}
+
+fn options(bump: u64) -> RestoreOptions {
+    RestoreOptions {
+        cluster_id: 5,
+        member_id: 6,
+        members: vec![member(6)],
+        revision_bump: bump,
+    }
+}
+
+fn hash_at(store: &Store, revision: i64) -> HashKv {
+    store.hash_kv(revision).unwrap()
+}
+
+#[test]
+fn a_snapshot_passes_the_checks_and_restores_to_the_same_hash() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("a"));
+    fill(&store);
+    let path = dir.path().join("snapshot.db");
+    for chunk_bytes in [1_000, 32 << 10, 64 << 20] {
+        save(&store, &path, chunk_bytes);
+        assert_eq!(
+            verify_trailer(&path).unwrap(),
+            Trailer::Good,
+            "{chunk_bytes}"
+        );
+    }
+    let figures = status(&path).unwrap();
+    assert_eq!(figures.revision, store.view().revision());
+    assert_eq!(figures.version, "3.7.0");
+    let all = RangeOptions {
+        count_only: true,
+        ..Default::default()
+    };
+    let keys = store.view().range(&[0], &[0], &all).unwrap().count;
+    assert_eq!(figures.total_keys as i64, keys);
+
+    let file = BoltFile::open(&path).unwrap();
+    let to = dir.path().join("b");
+    let report = restore(&file, &to, &options(0)).unwrap();
+    assert_eq!(report.revision, store.view().revision());
+    assert_eq!(report.unknown, Vec::<String>::new());
+    assert!(report.auth_enabled);
+    assert_eq!(report.leases, 1);
+    let restored = open(&to);
+    // At 900 the store answers what its compaction left, which no other process has.
+    for revision in [901, 1_500, 0] {
+        let (ours, theirs) = (hash_at(&restored, revision), hash_at(&store, revision));
+        assert_eq!(ours.hash, theirs.hash, "{revision}");
+    }
+    assert_eq!(restored.applied(), LogPosition::default());
+    assert_eq!(restored.leased_keys(), store.leased_keys());
+    let members = restored.table(Table::Member).unwrap();
+    assert_eq!(members.len(), 1);
+    assert_eq!(Member::decode(members[0].1.clone()).unwrap(), member(6));
+    assert_eq!(restored.table(Table::MemberRemoved).unwrap(), Vec::new());
+    assert_eq!(
+        restored.table(Table::AuthUser).unwrap(),
+        store.table(Table::AuthUser).unwrap()
+    );
+    // And on: the same write gives the same hash again.
+    Log::new(&store).put("after", b"x", 0);
+    Log::new(&restored).put("after", b"x", 0);
+    assert_eq!(hash_at(&restored, 0).hash, hash_at(&store, 0).hash);
+}
+
+#[test]
+fn a_snapshot_is_of_one_moment_whatever_is_written_and_compacted_meanwhile() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("a"));
+    let mut log = fill(&store);
+    let before = hash_at(&store, 0);
+    let mut stream = store.snapshot().unwrap();
+    let mut bytes = stream.next_chunk(4096).unwrap().unwrap().to_vec();
+    for i in 0..300 {
+        log.put(&format!("key-{i:04}"), b"meanwhile", 0);
+    }
+    let revision = store.view().revision();
+    let compaction = log.entry(|txn| txn.compact(revision)).unwrap();
+    // The rows that the compaction is about to delete are still to come.
+    while let Some(chunk) = stream.next_chunk(64 << 10).unwrap() {
+        bytes.extend_from_slice(&chunk);
+    }
+    assert_eq!(stream.revision(), before.current_revision);
+    drop(stream);
+    compaction.wait().unwrap();
+    let path = dir.path().join("snapshot.db");
+    fs::write(&path, bytes).unwrap();
+    assert_eq!(verify_trailer(&path).unwrap(), Trailer::Good);
+    let file = BoltFile::open(&path).unwrap();
+    check(&file).unwrap();
+    let to = dir.path().join("b");
+    restore(&file, &to, &options(0)).unwrap();
+    let restored = hash_at(&open(&to), 0);
+    assert_eq!(
+        (restored.hash, restored.current_revision),
+        (before.hash, before.current_revision)
+    );
+}
+
+#[test]
+fn a_store_closes_while_a_snapshot_holds_up_a_compaction() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("a"));
+    let mut log = fill(&store);
+    let stream = store.snapshot().unwrap();
+    let revision = store.view().revision();
+    let compaction = log.entry(|txn| txn.compact(revision)).unwrap();
+    store.close().unwrap();
+    assert!(compaction.wait().is_err());
+    drop(stream);
+}
+
+/// kubernetes/kubernetes#107457: after a restore no client may see a revision again that it saw before.
+#[test]
+fn a_bump_compacts_everything_before_it_and_keeps_the_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("a"));
+    fill(&store);
+    let path = dir.path().join("snapshot.db");
+    save(&store, &path, 1 << 20);
+    let old = store.view();
+    let to = dir.path().join("b");
+    let report = restore(&BoltFile::open(&path).unwrap(), &to, &options(1_000_000)).unwrap();
+    assert_eq!(report.revision, old.revision() + 1_000_000);
+    let restored = open(&to);
+    let view = restored.view();
+    assert_eq!(view.revision(), report.revision);
+    assert_eq!(view.compact_revision(), report.revision);
+    assert!(matches!(
+        view.events(old.revision(), 1 << 20),
+        Err(ReadError::Mvcc(_))
+    ));
+    let all = RangeOptions::default();
+    let (before, after) = (
+        old.range(&[0], &[0], &all).unwrap(),
+        view.range(&[0], &[0], &all).unwrap(),
+    );
+    assert_eq!(after.kvs, before.kvs);
+    assert_eq!(after.count, before.count);
+    Log::new(&restored).put("after", b"x", 0);
+    assert_eq!(restored.view().revision(), report.revision + 1);
+    // A snapshot of it carries the jump on.
+    save(&restored, &path, 1 << 20);
+    assert_eq!(status(&path).unwrap().revision, report.revision + 1);
+}
+
+#[test]
+fn a_bump_beyond_the_last_revision_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("a"));
+    Log::new(&store).put("k", b"v", 0);
+    let path = dir.path().join("snapshot.db");
+    save(&store, &path, 1 << 20);
+    let file = BoltFile::open(&path).unwrap();
+    for bump in [u64::MAX, i64::MAX as u64] {
+        let refused = restore(&file, &dir.path().join(bump.to_string()), &options(bump));
+        assert!(matches!(refused, Err(StorageError::Refused { .. })));
+    }
+}
+
+#[test]
+fn a_directory_with_a_database_is_not_restored_into() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("a"));
+    Log::new(&store).put("k", b"v", 0);
+    let path = dir.path().join("snapshot.db");
+    save(&store, &path, 1 << 20);
+    store.close().unwrap();
+    let refused = restore(
+        &BoltFile::open(&path).unwrap(),
+        &dir.path().join("a"),
+        &options(0),
+    );
+    assert!(matches!(refused, Err(StorageError::Refused { .. })));
+}
+
+#[test]
+fn an_empty_store_has_a_snapshot_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("a"));
+    let path = dir.path().join("snapshot.db");
+    save(&store, &path, 1 << 20);
+    assert_eq!(status(&path).unwrap().total_keys, 0);
+    let to = dir.path().join("b");
+    restore(&BoltFile::open(&path).unwrap(), &to, &options(0)).unwrap();
+    assert_eq!(open(&to).view().revision(), 1);
+}
