@@ -7,19 +7,30 @@
 //! here knows how the server or the operator work inside: both are programs to start.
 
 pub mod addons;
+pub mod bench;
+pub mod bench_kube;
+pub mod bench_process;
+pub mod bench_table;
 pub mod cluster;
 pub mod control_plane;
+pub mod diff;
+pub mod diff_script;
 pub mod forward;
 pub mod image;
 pub mod images;
+pub mod kill_history;
+pub mod load;
 pub mod netns;
 pub mod node;
 pub mod node_init;
 pub mod packages;
 pub mod paths;
+pub mod peers;
+pub mod peers_list;
 pub mod pki;
 pub mod process;
 pub mod progress;
+pub mod store_server;
 pub mod suites;
 pub mod tools;
 pub mod up;

@@ -8,6 +8,7 @@ use anyhow::Result;
 use ballast_e2e::control_plane::StoreKind;
 use ballast_e2e::progress::Progress;
 use ballast_e2e::up::{self, UpOptions};
+use ballast_e2e::{bench, diff, peers};
 use ballast_e2e::{forward, node_init, packages, paths, suites, tools};
 use clap::{Parser, Subcommand};
 
@@ -48,6 +49,12 @@ enum Command {
     },
     /// Run the suites beyond `cargo test`.
     Test(suites::Args),
+    /// Run another project's suite against the server under test.
+    Peers(peers::Args),
+    /// Run the same random scripts on real etcd and on the server under test.
+    Diff(diff::Args),
+    /// Measure the server under test against real etcd.
+    Bench(bench::Args),
     /// Build the tools, or only those of the named modules below `e2e/go`.
     Tools { modules: Vec<String> },
     /// Install the packages a node needs.
@@ -101,6 +108,11 @@ fn run(command: Command) -> Result<()> {
         Command::Down { name } => up::down(&name),
         Command::Status { name } => up::status(&name),
         Command::Test(arguments) => suites::run(&arguments),
+        Command::Peers(arguments) => peers::run(&arguments),
+        Command::Diff(arguments) => tokio::runtime::Runtime::new()?.block_on(diff::run(&arguments)),
+        Command::Bench(arguments) => {
+            tokio::runtime::Runtime::new()?.block_on(bench::run(&arguments))
+        }
         Command::Tools { modules } => {
             let progress = Progress::new();
             let all: Vec<&str> = tools::MODULES.iter().map(|module| module.name).collect();

@@ -8,10 +8,13 @@ use std::fmt::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
+
+use crate::progress::Progress;
+use crate::{tools, wait};
 
 /// Which part of the product a suite needs running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -54,11 +57,34 @@ const fn test(name: &'static str, group: Group, budget_secs: u64) -> Suite {
     }
 }
 
+/// The budget covers compiling the suite too, once; the suite's own budget covers its run.
+const fn own(
+    name: &'static str,
+    group: Group,
+    budget_secs: u64,
+    arguments: &'static [&'static str],
+) -> Suite {
+    Suite {
+        name,
+        group,
+        budget_secs,
+        full_only: false,
+        run: Run::Own(arguments),
+    }
+}
+
 const SUITES: &[Suite] = &[
     test("wire_etcdctl", Group::Wire, 180),
     test("wire_snapshot", Group::Wire, 240),
     test("diff_kv", Group::Wire, 240),
     test("fault_kill", Group::Wire, 300),
+    own("etcd-common", Group::Peers, 900, &["peers", "etcd-common"]),
+    own(
+        "k8s-storage",
+        Group::Peers,
+        1_500,
+        &["peers", "k8s-storage"],
+    ),
 ];
 
 /// What to run.
@@ -96,6 +122,8 @@ pub fn run(args: &Args) -> Result<()> {
         .ok()
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
         .unwrap_or_default();
+    // The suites themselves only look their tools up.
+    tools::ensure(&["etcd"], &Progress::new())?;
     let mut outcomes = Vec::new();
     for suite in SUITES.iter().filter(|s| {
         (args.full || !s.full_only)
@@ -175,7 +203,7 @@ fn run_one(suite: &Suite, root: &Path, tree: &str) -> Result<Outcome> {
         .current_dir(root)
         .stdin(Stdio::null())
         .process_group(0);
-    let begun = Instant::now();
+    let begun = wait::now();
     let mut child = command
         .spawn()
         .with_context(|| format!("start {}", suite.name))?;
@@ -185,7 +213,7 @@ fn run_one(suite: &Suite, root: &Path, tree: &str) -> Result<Outcome> {
         if let Some(status) = child.try_wait()? {
             break status.success();
         }
-        if Instant::now() >= deadline {
+        if wait::now() >= deadline {
             note(&format!(
                 "{}: over its budget of {} s",
                 suite.name, suite.budget_secs
