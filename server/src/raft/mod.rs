@@ -6,6 +6,8 @@ pub mod command;
 pub mod log_store;
 pub mod node;
 pub mod state_machine;
+#[cfg(test)]
+mod tests;
 pub mod transport;
 
 pub use node::{ProposeError, RaftNode, RaftOptions, RaftStatus, StartError};

@@ -222,17 +222,13 @@ impl RaftNode {
         store: Arc<Store>,
         apply: Arc<dyn Apply>,
     ) -> Result<Arc<Self>, StartError> {
-        let wal_options = options.wal();
-        let wal = tokio::task::spawn_blocking(move || Wal::open(wal_options))
-            .await
-            .map_err(raft_error)??;
-        check_log_reaches_engine(&wal, &store, &options)?;
-        let failure = Failure::new();
-        let on_failure = failure.clone();
-        store.on_failure(Box::new(move |error| on_failure.set(&error)));
-
-        let log = LogStore::new(Arc::clone(&wal), Arc::clone(&store), failure.clone());
-        let machine = StateMachine::new(Arc::clone(&store), apply, failure.clone())?;
+        let opening = (options.clone(), Arc::clone(&store));
+        let (wal, log, machine, failure) = tokio::task::spawn_blocking(move || {
+            let (options, store) = opening;
+            open_parts(&options, &store, apply)
+        })
+        .await
+        .map_err(raft_error)??;
         let applied = machine.applied();
         let config = options.config().validate().map_err(raft_error)?;
         let raft = Raft::new(
@@ -349,6 +345,16 @@ impl RaftNode {
         })
         .await
         .map_err(|_| ProposeError::Timeout)?
+    }
+
+    /// The last index applied here, for those who wait for one.
+    pub fn applied(&self) -> watch::Receiver<u64> {
+        self.applied.clone()
+    }
+
+    /// Entries up to this index are gone from the log.
+    pub fn purged_index(&self) -> u64 {
+        self.wal.purged().index
     }
 
     pub fn status(&self) -> RaftStatus {
@@ -474,6 +480,40 @@ impl RaftNode {
         }
         Ok(())
     }
+}
+
+type Parts = (Arc<Wal>, LogStore, StateMachine, Failure);
+
+fn open_parts(
+    options: &RaftOptions,
+    store: &Arc<Store>,
+    apply: Arc<dyn Apply>,
+) -> Result<Parts, StartError> {
+    if store.applied().index > 0 && !Wal::exists(&options.wal_dir)? {
+        return Err(StartError::Storage(StorageError::Damaged {
+            path: options.wal_dir.clone(),
+            offset: 0,
+            what: "the engine holds entries, and their log is missing".to_owned(),
+        }));
+    }
+    let wal = Wal::open(options.wal())?;
+    check_log_reaches_engine(&wal, store, options)?;
+    let failure = Failure::new();
+    let on_failure = failure.clone();
+    store.on_failure(Box::new(move |error| on_failure.set(&error)));
+    let log = LogStore::new(Arc::clone(&wal), Arc::clone(store), failure.clone());
+    let machine = StateMachine::new(Arc::clone(store), apply, failure.clone())?;
+    Ok((wal, log, machine, failure))
+}
+
+/// What the library is built on, without the library: for its own storage suite.
+pub fn open_storage(
+    options: &RaftOptions,
+    store: &Arc<Store>,
+    apply: Arc<dyn Apply>,
+) -> Result<(LogStore, StateMachine), StartError> {
+    let (_, log, machine, _) = open_parts(options, store, apply)?;
+    Ok((log, machine))
 }
 
 /// The engine holds only entries that were synced in the log before. A log that ends earlier is another one, or lost its end.

@@ -223,7 +223,7 @@ impl Wal {
             work: Condvar::new(),
             options,
         });
-        let writer = writer::start(Arc::clone(&shared), tail)?;
+        let writer = writer::start(&shared, tail)?;
         Ok(Arc::new(Self {
             shared,
             writer: Mutex::new(Some(writer)),
@@ -239,12 +239,11 @@ impl Wal {
     /// Appends entries; they must follow the last one. Readable on return, synced when `done` says so.
     pub fn append(&self, entries: Vec<WalEntry>, done: Done) {
         let mut state = self.shared.state.lock();
-        let mut next = state.last().index + 1;
+        let next = state.last().index + 1;
         let mut bytes = 0;
         let serial = state.serial;
-        for entry in &entries {
+        for (next, entry) in (next..).zip(&entries) {
             assert_eq!(entry.position.index, next, "a log has no gaps");
-            next += 1;
             bytes += record_bytes(ENTRY_FIXED_BYTES + entry.payload.len());
             let serial = state.serial;
             state.serial += 1;
@@ -431,10 +430,10 @@ impl Wal {
     pub fn close(&self) -> Result<(), Arc<StorageError>> {
         self.shared.state.lock().stopping = true;
         self.shared.work.notify_one();
-        if let Some(writer) = self.writer.lock().take() {
-            if writer.join().is_err() {
-                tracing::error!("the log's thread panicked");
-            }
+        if let Some(writer) = self.writer.lock().take()
+            && writer.join().is_err()
+        {
+            tracing::error!("the log's thread panicked");
         }
         match self.failure() {
             Some(error) => Err(error),

@@ -22,14 +22,14 @@ fn options(dir: &Path) -> WalOptions {
     WalOptions {
         segment_bytes: 64 << 10,
         // Long: no mark is synced behind a test's back.
-        idle_after: Duration::from_secs(600),
+        idle_after: Duration::from_mins(10),
         ..WalOptions::new(dir, IDENTITY)
     }
 }
 
 fn entry(index: u64, term: u64, payload: impl Into<Bytes>) -> WalEntry {
     WalEntry {
-        position: LogPosition { index, term },
+        position: LogPosition { term, index },
         kind: 1,
         payload: payload.into(),
     }
@@ -40,7 +40,7 @@ fn wait(call: impl FnOnce(Done)) -> Result<(), Arc<StorageError>> {
     let (sender, receiver) = mpsc::channel();
     call(Box::new(move |result| sender.send(result).unwrap()));
     receiver
-        .recv_timeout(Duration::from_secs(60))
+        .recv_timeout(Duration::from_mins(1))
         .expect("the callback is called")
 }
 
@@ -52,7 +52,7 @@ fn append(wal: &Wal, indexes: std::ops::RangeInclusive<u64>, bytes: usize) {
 }
 
 fn all(wal: &Wal) -> Vec<WalEntry> {
-    wal.read(0.max(wal.purged().index + 1), u64::MAX, usize::MAX)
+    wal.read(wal.purged().index + 1, u64::MAX, usize::MAX)
         .unwrap()
 }
 

@@ -56,7 +56,7 @@ type Placed = Vec<(u64, u64, Place)>;
 
 const RETRY_GROUPS: u32 = 256;
 
-pub(crate) fn start(shared: Arc<Shared>, tail: Tail) -> Result<JoinHandle<()>, StorageError> {
+pub(crate) fn start(shared: &Arc<Shared>, tail: Tail) -> Result<JoinHandle<()>, StorageError> {
     let dir = shared.options.dir.clone();
     let mut writer = {
         let state = shared.state.lock();
@@ -69,7 +69,7 @@ pub(crate) fn start(shared: Arc<Shared>, tail: Tail) -> Result<JoinHandle<()>, S
             next: None,
             next_failed: false,
             next_retry_groups: 0,
-            shared: Arc::clone(&shared),
+            shared: Arc::clone(shared),
         }
     };
     if writer.tail.sealed {
@@ -206,7 +206,7 @@ impl Writer {
         encoder.committed(self.committed);
         let observer = Arc::clone(&self.shared.options.observer);
         observer.wrote(placed.len(), encoder.out.len());
-        self.write(encoder)?;
+        self.write(&encoder)?;
         if !self.shared.options.unsafe_no_fsync {
             self.sync_segment()?;
             self.write_mark()?;
@@ -214,7 +214,7 @@ impl Writer {
         Ok(placed)
     }
 
-    fn write(&mut self, encoder: Encoder) -> Result<(), StorageError> {
+    fn write(&mut self, encoder: &Encoder) -> Result<(), StorageError> {
         let segment = &self.tail.segment;
         segment
             .file
@@ -240,7 +240,7 @@ impl Writer {
         let synced = self.tail.offset;
         let mut encoder = Encoder::new(self.tail.crc);
         encoder.mark(self.tail.segment.metadata.nonce, synced);
-        self.write(encoder)?;
+        self.write(&encoder)?;
         self.mark_unsynced = true;
         self.write_sidecar(synced, false)
     }
@@ -370,7 +370,7 @@ impl Writer {
     fn finish_segment(&mut self) -> Result<(), StorageError> {
         let mut encoder = Encoder::new(self.tail.crc);
         encoder.seal();
-        self.write(encoder)?;
+        self.write(&encoder)?;
         self.sync_segment()?;
         self.begin_segment()
     }
