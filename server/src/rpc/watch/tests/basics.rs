@@ -456,3 +456,78 @@ async fn streams_end_when_the_hub_closes_and_leave_no_counts_behind() {
         (0, 0, 0)
     );
 }
+
+/// P08 (etcd-io/etcd#17529): a client that stops reading costs bounded memory, and is told everything or of the compaction.
+#[tokio::test]
+async fn p08_a_slow_reader_is_never_skipped() {
+    const WATCHERS: usize = 200;
+    const REVISIONS: i64 = 1500;
+    let server = Server::start();
+    let mut client = server.connect();
+    for _ in 0..WATCHERS {
+        client
+            .created(pb::WatchCreateRequest {
+                prev_kv: true,
+                ..watch_range("s/", "s0", 0)
+            })
+            .await;
+    }
+    let value = vec![7; 4096];
+    for n in 0..REVISIONS {
+        server.put(&format!("s/{}", n % 10), &value);
+    }
+    let head = 1 + REVISIONS;
+    server.wait_until(|| server.metrics.slow_watchers.get() == WATCHERS as i64);
+    // The bound of a mailbox is 4 MiB of commits, of which each weighs 8 KiB here; one dispatch may go beyond.
+    assert!(server.metrics.pending_events.get() < (WATCHERS * 700) as i64);
+    server.compact(head - 5);
+
+    let mut at = vec![1; WATCHERS];
+    let mut canceled = 0;
+    while canceled < WATCHERS {
+        let response = client.next().await;
+        let at = &mut at[response.watch_id as usize];
+        for event in &response.events {
+            let kv = event.kv.as_ref().unwrap();
+            assert_eq!(kv.mod_revision, *at + 1);
+            *at = kv.mod_revision;
+        }
+        if response.canceled {
+            assert_eq!(response.compact_revision, head - 5);
+            assert!(*at > 1 && *at < head - 5);
+            canceled += 1;
+        }
+    }
+    assert_eq!(server.metrics.slow_watchers.get(), 0);
+    // The same stream serves the next watch.
+    let created = client.created(watch_range("s/", "s0", head - 5)).await;
+    assert_eq!(created.watch_id, WATCHERS as i64);
+    assert_eq!(told(&client.next().await).len(), 6);
+}
+
+/// The leader's snapshot replaced the state: what happened in between is told from history.
+#[tokio::test]
+async fn a_restored_state_is_caught_up_by_history() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.created(watch_range("k", "", 0)).await;
+    let index = server.put("elsewhere", b"v") as u64;
+    for n in 0..3 {
+        // Not notified, as nothing is while a snapshot is installed.
+        let at = ballast_storage::LogPosition {
+            term: 1,
+            index: 100 + index + n,
+        };
+        let mut txn = server.store.begin(at);
+        txn.put("k".into(), "v".into(), 0).unwrap();
+        txn.commit();
+    }
+    server.hub.restored(server.store.clone());
+    let mut revisions = Vec::new();
+    while revisions.len() < 3 {
+        revisions.extend(told(&client.next().await).into_iter().map(|e| e.1));
+    }
+    assert_eq!(revisions, [3, 4, 5]);
+    client.ask_progress();
+    assert_eq!(client.next().await.header.unwrap().revision, 5);
+}

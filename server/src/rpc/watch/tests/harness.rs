@@ -19,6 +19,7 @@ use tokio::sync::{mpsc, watch};
 use tonic::Status;
 use tonic::body::Body;
 
+use crate::clock::Clock;
 use crate::raft::node::RaftStatus;
 use crate::rpc::watch::{WatchConfig, WatchService};
 use crate::watch::{Hub, Speaker, WatchMetrics};
@@ -137,6 +138,15 @@ impl Server {
         let mut compaction = None;
         self.write(|txn| compaction = Some(txn.compact(revision).unwrap()));
         compaction.unwrap().wait().unwrap();
+    }
+
+    /// Waits for what the hub's threads bring about.
+    pub(super) fn wait_until(&self, reached: impl Fn() -> bool) {
+        let started = Clock::default().now();
+        while !reached() {
+            assert!(started.elapsed() < PATIENCE, "{:?}", self.metrics);
+            std::thread::yield_now();
+        }
     }
 
     pub(super) fn connect(&self) -> Client {
