@@ -1,1 +1,152 @@
-//! cli (the rpc helper's).
+//! The command line: which command, and for the server its life from flags to the end.
+//!
+//! Not here: the offline commands themselves (`cli/`).
+//!
+//! etcd: server/etcdmain, etcdutl.
+
+use std::process::ExitCode;
+
+use ballast_api::API_VERSION;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::config::{Asked, Config, Stop, Values, flags};
+use crate::logging;
+use crate::node::Node;
+
+/// Runs the command that `args` (without the program's name) ask for.
+pub fn run(args: &[String]) -> ExitCode {
+    match args.first().map(String::as_str) {
+        Some("help") => {
+            print(&usage());
+            ExitCode::SUCCESS
+        }
+        Some("version") => {
+            print(&version());
+            ExitCode::SUCCESS
+        }
+        _ => match configure(args) {
+            Ok(config) => serve(config),
+            Err(Stop::Told(text)) => {
+                print(&text);
+                ExitCode::SUCCESS
+            }
+            Err(Stop::BadFlag(why)) => {
+                complain(&format!("{why}\nUsage: ballast [flags]; ballast -h lists them"));
+                ExitCode::from(2)
+            }
+            Err(Stop::BadConfig(why)) => {
+                logging::start(
+                    tracing_subscriber::filter::LevelFilter::INFO,
+                    logging::LogFormat::Json,
+                    logging::LogOutput::Stderr,
+                );
+                tracing::error!(error = %why, "failed to verify flags");
+                ExitCode::FAILURE
+            }
+        },
+    }
+}
+
+fn configure(args: &[String]) -> Result<Config, Stop> {
+    let values = match Values::from_args(args)? {
+        Asked::Help => return Err(Stop::Told(usage())),
+        Asked::Version => return Err(Stop::Told(version())),
+        Asked::Run(values) => values,
+    };
+    let env: Vec<(String, String)> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect();
+    Config::from_values(&values.complete(&env)?).map_err(Stop::BadConfig)
+}
+
+/// Serves until a signal or a failure.
+fn serve(config: Config) -> ExitCode {
+    logging::start(config.log_level, config.log_format, config.log_output);
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    tracing::info!(
+        name = %config.name,
+        data_dir = %config.data_dir.display(),
+        pid = std::process::id(),
+        "starting ballast"
+    );
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::error!(error = %error, "failed to start");
+            return ExitCode::FAILURE;
+        }
+    };
+    let outcome = runtime.block_on(async {
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let starting = Node::start(config);
+        let node = tokio::select! {
+            node = starting => node?,
+            _ = interrupt.recv() => return Ok(SignalKind::interrupt()),
+            _ = terminate.recv() => return Ok(SignalKind::terminate()),
+        };
+        let received = tokio::select! {
+            _ = interrupt.recv() => SignalKind::interrupt(),
+            _ = terminate.recv() => SignalKind::terminate(),
+            // Nothing is flushed on top of storage that failed.
+            why = node.failed() => anyhow::bail!("this member cannot go on: {why}"),
+        };
+        tracing::info!(signal = received.as_raw_value(), "received signal; shutting down");
+        node.stop().await?;
+        anyhow::Ok(received)
+    });
+    runtime.shutdown_timeout(std::time::Duration::from_millis(100));
+    match outcome {
+        Ok(received) => end_by(received),
+        Err(error) => {
+            tracing::error!(error = %format!("{error:#}"), "failed to run");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Ends the process as the signal would have, so that whoever sent it sees it; as the first process of a container there
+/// is nobody to tell.
+fn end_by(received: SignalKind) -> ExitCode {
+    if std::process::id() != 1 {
+        // Returns only when it cannot.
+        let _ = signal_hook::low_level::emulate_default_handler(received.as_raw_value());
+    }
+    ExitCode::SUCCESS
+}
+
+fn version() -> String {
+    format!(
+        "etcd Version: {API_VERSION}\nBallast Version: {}\nOS/Arch: {}/{}\n",
+        env!("CARGO_PKG_VERSION"),
+        std::env::consts::OS,
+        std::env::consts::ARCH
+    )
+}
+
+fn usage() -> String {
+    let mut text = String::from(
+        "Usage:\n\n  ballast [flags]\n    Start a server. Each flag is also read from ETCD_<FLAG>.\n\n  ballast --version\n  ballast --config-file FILE\n    A YAML or JSON file with the flags' names; other flags and the environment are ignored.\n\nFlags:\n",
+    );
+    for flag in flags::FLAGS {
+        let note = match flag.effect {
+            flags::Effect::Used => "",
+            flags::Effect::None => "  (accepted, changes nothing)",
+            flags::Effect::Missing(_) => "  (not supported yet: default only)",
+        };
+        text.push_str(&format!("  --{} '{}'{note}\n", flag.name, flag.default));
+    }
+    text
+}
+
+#[expect(clippy::print_stdout, reason = "what a person asked to see")]
+fn print(text: &str) {
+    print!("{text}");
+}
+
+#[expect(clippy::print_stderr, reason = "logging is not configured when flags are bad")]
+fn complain(text: &str) {
+    eprintln!("{text}");
+}

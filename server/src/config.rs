@@ -1,1 +1,426 @@
-//! config (the rpc helper's).
+//! etcd's flags, variables and file as one validated [`Config`].
+//!
+//! Not here: the table of flags (`config/flags.rs`), how texts are collected (`config/values.rs`).
+//!
+//! etcd: server/embed/config.go.
+
+pub mod flags;
+pub mod urls;
+pub mod values;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::logging::{LogFormat, LogOutput};
+use crate::rpc::mux::GRPC_OVERHEAD_BYTES;
+use crate::rpc::watch::WatchConfig;
+use urls::{Scheme, Url};
+pub use values::{Asked, Stop, Values};
+
+/// etcd's default quota.
+const QUOTA_BYTES_DEFAULT: u64 = 2 * 1024 * 1024 * 1024;
+/// Above it etcd warns.
+const QUOTA_BYTES_ADVISED_MAX: u64 = 8 * 1024 * 1024 * 1024;
+const ELECTION_MS_MAX: u64 = 50_000;
+/// What a request may take beside two elections.
+const REQUEST_TIMEOUT_BASE: Duration = Duration::from_secs(5);
+
+/// When history is compacted without anyone asking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AutoCompaction {
+    Off,
+    /// Keep what was written within this time.
+    Periodic(Duration),
+    /// Keep this many revisions.
+    Revision(i64),
+}
+
+/// A server's configuration, validated.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub name: String,
+    pub data_dir: PathBuf,
+    /// Apart from the data when given.
+    pub wal_dir: Option<PathBuf>,
+    pub listen_client_urls: Vec<Url>,
+    pub listen_client_http_urls: Vec<Url>,
+    pub listen_metrics_urls: Vec<Url>,
+    pub listen_peer_urls: Vec<Url>,
+    pub advertise_client_urls: Vec<Url>,
+    pub advertise_peer_urls: Vec<Url>,
+    /// Name to peer URLs of each founding member.
+    pub initial_cluster: BTreeMap<String, Vec<Url>>,
+    pub initial_cluster_token: String,
+    pub initial_cluster_is_new: bool,
+
+    pub heartbeat: Duration,
+    pub election: Duration,
+    pub snapshot_count: u64,
+    pub snapshot_catchup_entries: u64,
+    /// 0 keeps every segment.
+    pub wals_max: u64,
+    pub unsafe_no_fsync: bool,
+
+    /// None when the quota is switched off.
+    pub quota_bytes: Option<u64>,
+    pub batch_interval: Duration,
+    pub batch_limit: usize,
+    pub compaction_batch_limit: usize,
+    pub compaction_sleep: Duration,
+    pub value_cache_bytes: u64,
+    pub auto_compaction: AutoCompaction,
+
+    pub txn_ops_max: usize,
+    pub request_bytes_max: usize,
+    pub concurrent_streams_max: u32,
+    /// None when pings are switched off.
+    pub keepalive_interval: Option<Duration>,
+    pub keepalive_timeout: Duration,
+    pub reuse_port: bool,
+    pub reuse_address: bool,
+    pub watch_progress_interval: Duration,
+
+    pub gates: Vec<&'static str>,
+    pub log_level: LevelFilter,
+    pub log_format: LogFormat,
+    pub log_output: LogOutput,
+    /// To be logged once logging works.
+    pub warnings: Vec<String>,
+}
+
+impl Config {
+    /// How long a request may wait for its answer: etcd's rule.
+    pub fn request_timeout(&self) -> Duration {
+        REQUEST_TIMEOUT_BASE + 2 * self.election
+    }
+
+    /// etcd's minimum: one and a half elections, rounded up to a second.
+    pub fn lease_ttl_secs_min(&self) -> i64 {
+        let millis = self.election.as_millis() * 3 / 2;
+        millis.div_ceil(1000) as i64
+    }
+
+    /// What the Watch service needs to know.
+    pub fn watch_config(&self) -> WatchConfig {
+        WatchConfig {
+            progress_interval: self.watch_progress_interval,
+            fragment_bytes: self.request_bytes_max + GRPC_OVERHEAD_BYTES,
+            election_timeout: self.election,
+        }
+    }
+
+    /// True when the gate is on.
+    pub fn gate(&self, name: &str) -> bool {
+        self.gates.contains(&name)
+    }
+
+    /// Checks what was given and fills in the rest.
+    pub fn from_values(values: &Values) -> Result<Self, String> {
+        let name = values.text("name").to_owned();
+        let mut warnings = values.warnings.clone();
+        if let Some(path) = &values.from_file {
+            warnings.push(format!(
+                "loaded server configuration from {path}, other configuration command line flags and environment variables will be ignored if provided"
+            ));
+        }
+        if name == "default" {
+            warnings.push(
+                "it isn't recommended to use default name, please set a value for --name".to_owned(),
+            );
+        }
+        let data_dir = match values.text("data-dir") {
+            "" => {
+                warnings.push(format!("'data-dir' was empty; using default {name}.etcd"));
+                PathBuf::from(format!("{name}.etcd"))
+            }
+            dir => PathBuf::from(dir),
+        };
+        let bind = |flag| bind_urls(values, flag);
+        let listen_client_urls = bind("listen-client-urls")?;
+        if values.is_given("listen-client-urls") && !values.is_given("advertise-client-urls") {
+            return Err("--advertise-client-urls is required when --listen-client-urls is set explicitly".to_owned());
+        }
+        let advertise_peer_urls = advertised(values, "initial-advertise-peer-urls")?;
+        let (heartbeat, election) = timing(values)?;
+        let quota_bytes = quota(values, &mut warnings);
+        Ok(Self {
+            initial_cluster: initial_cluster(values, &name, &advertise_peer_urls)?,
+            initial_cluster_token: values.text("initial-cluster-token").to_owned(),
+            initial_cluster_is_new: values.text("initial-cluster-state") == "new",
+            name,
+            data_dir,
+            wal_dir: Some(values.text("wal-dir"))
+                .filter(|dir| !dir.is_empty())
+                .map(PathBuf::from),
+            listen_client_urls,
+            listen_client_http_urls: bind("listen-client-http-urls")?,
+            listen_metrics_urls: bind("listen-metrics-urls")?,
+            listen_peer_urls: bind("listen-peer-urls")?,
+            advertise_client_urls: advertised(values, "advertise-client-urls")?,
+            advertise_peer_urls,
+            heartbeat,
+            election,
+            snapshot_count: values.u64("snapshot-count"),
+            snapshot_catchup_entries: values.u64("snapshot-catchup-entries"),
+            wals_max: values.u64("max-wals"),
+            unsafe_no_fsync: values.bool("unsafe-no-fsync"),
+            quota_bytes,
+            batch_interval: or_default(values.duration("backend-batch-interval"), Duration::from_millis(100)),
+            batch_limit: positive_or(values.i64("backend-batch-limit"), 10_000),
+            compaction_batch_limit: positive_or(values.i64("compaction-batch-limit"), 1000),
+            compaction_sleep: or_default(values.duration("compaction-sleep-interval"), Duration::from_millis(10)),
+            value_cache_bytes: match values.u64("value-cache-bytes") {
+                0 => value_cache_default(),
+                bytes => bytes,
+            },
+            auto_compaction: auto_compaction(
+                values.text("auto-compaction-mode"),
+                values.text("auto-compaction-retention"),
+            )?,
+            txn_ops_max: values.u64("max-txn-ops") as usize,
+            request_bytes_max: values.u64("max-request-bytes") as usize,
+            concurrent_streams_max: u32::try_from(values.u64("max-concurrent-streams"))
+                .map_err(|_| "--max-concurrent-streams must be below 2^32".to_owned())?,
+            keepalive_interval: Some(values.duration("grpc-keepalive-interval")).filter(|time| !time.is_zero()),
+            keepalive_timeout: or_default(values.duration("grpc-keepalive-timeout"), Duration::from_secs(20)),
+            reuse_port: values.bool("socket-reuse-port"),
+            reuse_address: values.bool("socket-reuse-address"),
+            watch_progress_interval: or_default(
+                values.duration("watch-progress-notify-interval"),
+                Duration::from_secs(600),
+            ),
+            gates: gates(values)?,
+            log_level: match values.text("log-level") {
+                "debug" => LevelFilter::DEBUG,
+                "info" => LevelFilter::INFO,
+                "warn" => LevelFilter::WARN,
+                _ => LevelFilter::ERROR,
+            },
+            log_format: match values.text("log-format") {
+                "console" => LogFormat::Console,
+                _ => LogFormat::Json,
+            },
+            log_output: match values.text("log-outputs") {
+                "default" | "stderr" => LogOutput::Stderr,
+                "stdout" => LogOutput::Stdout,
+                other => return Err(format!("--log-outputs {other} is not supported: use stderr or stdout")),
+            },
+            warnings,
+        })
+    }
+}
+
+fn bind_urls(values: &Values, flag: &str) -> Result<Vec<Url>, String> {
+    let urls = Url::parse_list(values.text(flag))?;
+    for url in &urls {
+        url.endpoint()?;
+        if matches!(url.scheme, Scheme::Https | Scheme::Unixs) {
+            return Err(format!("--{flag} {url} is not supported: this release has no TLS"));
+        }
+    }
+    Ok(urls)
+}
+
+fn advertised(values: &Values, flag: &str) -> Result<Vec<Url>, String> {
+    let urls = Url::parse_list(values.text(flag))?;
+    for url in &urls {
+        if url.host() == Some("") {
+            return Err(format!("--{flag} \"{url}\" must be \"host:port\" (unexpected empty host ({url}))"));
+        }
+    }
+    Ok(urls)
+}
+
+fn timing(values: &Values) -> Result<(Duration, Duration), String> {
+    let heartbeat = values.u64("heartbeat-interval");
+    let election = values.u64("election-timeout");
+    if heartbeat == 0 {
+        return Err("--heartbeat-interval must be >0 (set to 0ms)".to_owned());
+    }
+    if election == 0 {
+        return Err("--election-timeout must be >0 (set to 0ms)".to_owned());
+    }
+    if heartbeat.saturating_mul(5) > election {
+        return Err(format!(
+            "--election-timeout[{election}ms] should be at least as 5 times as --heartbeat-interval[{heartbeat}ms]"
+        ));
+    }
+    if election > ELECTION_MS_MAX {
+        return Err(format!(
+            "--election-timeout[{election}ms] is too long, and should be set less than {ELECTION_MS_MAX}ms"
+        ));
+    }
+    Ok((Duration::from_millis(heartbeat), Duration::from_millis(election)))
+}
+
+fn quota(values: &Values, warnings: &mut Vec<String>) -> Option<u64> {
+    let quota = match values.i64("quota-backend-bytes") {
+        0 => QUOTA_BYTES_DEFAULT,
+        bytes => u64::try_from(bytes).ok()?,
+    };
+    if quota > QUOTA_BYTES_ADVISED_MAX {
+        warnings.push(format!("quota exceeds the maximum value: {quota} > {QUOTA_BYTES_ADVISED_MAX}"));
+    }
+    Some(quota)
+}
+
+/// Name to peer URLs. This member must stand in it with the URLs it advertises.
+fn initial_cluster(
+    values: &Values,
+    name: &str,
+    advertised: &[Url],
+) -> Result<BTreeMap<String, Vec<Url>>, String> {
+    let mut cluster: BTreeMap<String, Vec<Url>> = BTreeMap::new();
+    if !values.is_given("initial-cluster") && name != "default" {
+        cluster.insert(name.to_owned(), advertised.to_vec());
+        return Ok(cluster);
+    }
+    for part in values.text("initial-cluster").split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let (member, url) = part
+            .split_once('=')
+            .ok_or_else(|| format!("--initial-cluster: \"{part}\" does not have the form name=url"))?;
+        cluster.entry(member.to_owned()).or_default().push(Url::parse(url)?);
+    }
+    for urls in cluster.values_mut() {
+        urls.sort();
+    }
+    let Some(own) = cluster.get(name) else {
+        return Err(format!("couldn't find local name \"{name}\" in the initial cluster configuration"));
+    };
+    if own != advertised {
+        let list = |urls: &[Url]| {
+            urls.iter().map(|url| format!("{name}={url}")).collect::<Vec<_>>().join(",")
+        };
+        let advertised_list: Vec<&str> = advertised.iter().map(Url::as_str).collect();
+        return Err(format!(
+            "--initial-cluster has {} but missing from --initial-advertise-peer-urls={}",
+            list(own),
+            advertised_list.join(",")
+        ));
+    }
+    Ok(cluster)
+}
+
+/// Hours when the retention is a number alone, as etcd reads it.
+fn auto_compaction(mode: &str, retention: &str) -> Result<AutoCompaction, String> {
+    let number = retention.parse::<i64>().ok();
+    match mode {
+        "periodic" => {
+            let time = match number {
+                Some(hours) => u64::try_from(hours).ok().map(|hours| Duration::from_secs(hours * 3600)),
+                None => values::parse_duration(retention),
+            };
+            match time {
+                Some(Duration::ZERO) => Ok(AutoCompaction::Off),
+                Some(time) => Ok(AutoCompaction::Periodic(time)),
+                None => Err(format!("error parsing --auto-compaction-retention \"{retention}\"")),
+            }
+        }
+        "revision" => match number {
+            Some(0) => Ok(AutoCompaction::Off),
+            Some(revisions) if revisions > 0 => Ok(AutoCompaction::Revision(revisions)),
+            _ => Err(format!("error parsing --auto-compaction-retention \"{retention}\"")),
+        },
+        "" => Err("undefined auto-compaction-mode".to_owned()),
+        other => Err(format!("unknown auto-compaction-mode \"{other}\"")),
+    }
+}
+
+fn gates(values: &Values) -> Result<Vec<&'static str>, String> {
+    let gates = values::parse_gates(values.text("feature-gates"))?;
+    if gates.contains(&"LeaseCheckpointPersist") && !gates.contains(&"LeaseCheckpoint") {
+        return Err("enabling feature gate LeaseCheckpointPersist requires enabling feature gate LeaseCheckpoint".to_owned());
+    }
+    Ok(gates)
+}
+
+fn or_default(given: Duration, default: Duration) -> Duration {
+    if given.is_zero() { default } else { given }
+}
+
+fn positive_or(given: i64, default: usize) -> usize {
+    usize::try_from(given).ok().filter(|given| *given > 0).unwrap_or(default)
+}
+
+/// A quarter of the memory this process may use, between 64 MiB and 4 GiB.
+fn value_cache_default() -> u64 {
+    const MIB: u64 = 1024 * 1024;
+    let of_machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
+        let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+        Some(kib * 1024)
+    });
+    let of_group = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]
+        .iter()
+        .find_map(|path| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok());
+    let limit = match (of_machine, of_group) {
+        (Some(machine), Some(group)) => machine.min(group),
+        (Some(limit), None) | (None, Some(limit)) => limit,
+        (None, None) => 1024 * MIB,
+    };
+    (limit / 4).clamp(64 * MIB, 4096 * MIB)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(line: &str) -> Result<Config, String> {
+        let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        match Values::from_args(&args) {
+            Ok(Asked::Run(values)) => Config::from_values(&values),
+            other => Err(format!("{other:?}")),
+        }
+    }
+
+    #[test]
+    fn defaults_are_etcds() {
+        let config = config("").unwrap();
+        assert_eq!(config.quota_bytes, Some(QUOTA_BYTES_DEFAULT));
+        assert_eq!(config.request_timeout(), Duration::from_secs(7));
+        assert_eq!(config.lease_ttl_secs_min(), 2);
+        assert_eq!(config.data_dir, PathBuf::from("default.etcd"));
+        assert_eq!(config.auto_compaction, AutoCompaction::Off);
+        assert!(config.initial_cluster.contains_key("default"));
+    }
+
+    #[test]
+    fn contradictions_are_refused_in_etcds_words() {
+        for (line, expected) in [
+            ("--listen-client-urls http://127.0.0.1:1", "--advertise-client-urls is required"),
+            ("--heartbeat-interval 300", "--election-timeout[1000ms] should be at least as 5 times"),
+            ("--election-timeout 60000", "is too long"),
+            ("--listen-client-urls http://example.com:1 --advertise-client-urls http://example.com:1", "expected IP in URL for binding"),
+            ("--initial-cluster b=http://h:1", "couldn't find local name \"default\""),
+            ("--name a --initial-cluster a=http://h:1", "but missing from --initial-advertise-peer-urls"),
+            ("--auto-compaction-mode hourly", "unknown auto-compaction-mode"),
+            ("--feature-gates LeaseCheckpointPersist=true", "requires enabling feature gate LeaseCheckpoint"),
+            ("--listen-metrics-urls https://127.0.0.1:1", "this release has no TLS"),
+        ] {
+            let why = config(line).unwrap_err();
+            assert!(why.contains(expected), "{line}: {why}");
+        }
+    }
+
+    #[test]
+    fn retention_is_hours_a_duration_or_revisions() {
+        for (mode, retention, expected) in [
+            ("periodic", "1", AutoCompaction::Periodic(Duration::from_secs(3600))),
+            ("periodic", "5m", AutoCompaction::Periodic(Duration::from_secs(300))),
+            ("revision", "1000", AutoCompaction::Revision(1000)),
+            ("revision", "0", AutoCompaction::Off),
+        ] {
+            assert_eq!(auto_compaction(mode, retention), Ok(expected), "{mode} {retention}");
+        }
+        assert!(auto_compaction("revision", "5m").is_err());
+    }
+
+    #[test]
+    fn a_name_alone_names_the_cluster() {
+        let config = config("--name a --initial-advertise-peer-urls http://h:1").unwrap();
+        assert_eq!(config.initial_cluster["a"][0].as_str(), "http://h:1");
+    }
+}

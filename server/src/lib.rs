@@ -5,11 +5,17 @@
 pub mod apply;
 pub mod cli;
 pub mod clock;
+pub mod cluster;
+pub mod compactor;
 pub mod config;
+pub mod data_dir;
 pub mod health;
 pub mod lease;
+pub mod logging;
 pub mod metrics;
 pub mod node;
 pub mod raft;
 pub mod rpc;
+pub mod serve;
+pub mod tasks;
 pub mod watch;

@@ -1,1 +1,431 @@
-//! node (the rpc helper's).
+//! A member: the one place where its parts are built, joined, started and stopped.
+//!
+//! etcd: server/embed/etcd.go, server/etcdserver/{bootstrap,server}.go.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ballast_api::{API_VERSION, CLUSTER_VERSION, etcdserverpb as pb, leasepb, membershippb};
+use ballast_storage::mvcc::{Store, StoreOptions};
+use ballast_storage::schema::{Table, meta};
+use ballast_storage::{LogPosition, StorageError};
+use bytes::Bytes;
+use prost::Message;
+use tokio_util::sync::CancellationToken;
+
+use crate::apply::{Alarms, Applier};
+use crate::clock::Clock;
+use crate::cluster::{self, Cluster};
+use crate::config::Config;
+use crate::config::urls::Url;
+use crate::data_dir::{DataDir, DataDirError};
+use crate::health::Http;
+use crate::lease::{Lessor, expiry};
+use crate::raft::node::RaftOptions;
+use crate::raft::{ProposeError, RaftNode};
+use crate::rpc::header::Headers;
+use crate::rpc::mux::Mux;
+use crate::rpc::{Context, Limits, RequestIds};
+use crate::serve::{Connections, Listener, Served};
+use crate::tasks::{All, Tasks, tasks};
+use crate::watch::{Hub, WatchMetrics};
+use crate::{compactor, metrics};
+
+/// How long open requests may go on once the member stops.
+const DRAIN: Duration = Duration::from_secs(2);
+/// Between attempts to publish this member's name.
+const PUBLISH_RETRY: Duration = Duration::from_millis(100);
+/// The engine's own page cache; current values have a cache of their own.
+const ENGINE_CACHE_BYTES: u64 = 64 * 1024 * 1024;
+
+/// Why a member does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    DataDir(#[from] DataDirError),
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    #[error("listen on {url}: {source}")]
+    Listen { url: Url, source: std::io::Error },
+    #[error("clusters of several members come with a later release: --initial-cluster names {0}")]
+    SeveralMembers(usize),
+    #[error("--initial-cluster-state=existing needs a data directory or a cluster to join, which a later release can")]
+    NothingToJoin,
+    #[error("{path} holds a member record that cannot be read: {why}")]
+    Unreadable { path: PathBuf, why: String },
+    #[error(transparent)]
+    Raft(#[from] crate::raft::node::StartError),
+    #[error("stopped while starting: {0}")]
+    Stopped(String),
+}
+
+/// A running member.
+#[derive(Debug)]
+pub struct Node {
+    context: Arc<Context>,
+    stop: CancellationToken,
+    tasks: Tasks,
+    all: All,
+    /// Held to the end.
+    _data_dir: DataDir,
+}
+
+impl Node {
+    /// Opens the data, joins the parts and serves. Returns once clients are answered.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let listeners = Listeners::bind(&config)?;
+        let data_dir = DataDir::open(&config.data_dir, config.wal_dir.as_deref())?;
+        let store = open_store(&config, &data_dir).await?;
+        let identity = identity(&config, &store, &data_dir)?;
+        let clock = Clock::default();
+        let member = Parts::load(identity, Arc::clone(&store), clock)?;
+        metrics::start(identity.member_id);
+
+        let raft = member.start_raft(&config, &data_dir).await?;
+        let stop = CancellationToken::new();
+        let context = Arc::new(Context {
+            headers: Headers::new(&raft, &member.cluster),
+            ids: Arc::new(RequestIds::new(identity.member_id, clock)),
+            limits: Limits {
+                txn_ops_max: config.txn_ops_max,
+                request_bytes_max: config.request_bytes_max,
+                quota_bytes: config.quota_bytes,
+                lease_ttl_secs_min: config.lease_ttl_secs_min(),
+            },
+            watch: config.watch_config(),
+            store,
+            raft,
+            lessor: member.lessor,
+            alarms: member.alarms,
+            cluster: member.cluster,
+            hub: member.hub,
+        });
+        let (tasks, all) = tasks();
+        let node = Self {
+            context,
+            stop,
+            tasks,
+            all,
+            _data_dir: data_dir,
+        };
+        node.start_loops(&config);
+        node.publish(&config).await?;
+        node.serve(listeners, &config);
+        Ok(node)
+    }
+
+    /// Resolves when the member cannot go on, and says why.
+    pub async fn failed(&self) -> String {
+        self.context.raft.failed().await
+    }
+
+    fn start_loops(&self, config: &Config) {
+        let context = &self.context;
+        self.tasks.spawn(expiry::follow_leadership(
+            Arc::clone(&context.lessor),
+            Arc::clone(&context.raft),
+            config.election,
+            self.stop.clone(),
+        ));
+        self.tasks.spawn(expiry::revoke_expired(
+            Arc::clone(&context.lessor),
+            Arc::clone(&context.raft),
+            Arc::clone(&context.ids),
+            self.stop.clone(),
+        ));
+        self.tasks.spawn(compactor::run(
+            Arc::clone(context),
+            config.auto_compaction,
+            self.stop.clone(),
+        ));
+    }
+
+    /// Tells the cluster this member's name and client URLs, and the version, where they are not known yet.
+    async fn publish(&self, config: &Config) -> Result<(), StartError> {
+        let cluster = &self.context.cluster;
+        let client_urls: Vec<String> = texts(&config.advertise_client_urls);
+        let known = cluster.member(cluster.member_id);
+        if known.is_none_or(|member| member.name != config.name || member.client_ur_ls != client_urls) {
+            let request = membershippb::ClusterMemberAttrSetRequest {
+                member_id: cluster.member_id,
+                member_attributes: Some(membershippb::Attributes {
+                    name: config.name.clone(),
+                    client_urls,
+                }),
+            };
+            self.propose(pb::InternalRaftRequest {
+                cluster_member_attr_set: Some(request),
+                ..Default::default()
+            })
+            .await?;
+            tracing::info!(
+                local_member_id = %format!("{:x}", cluster.member_id),
+                "published local member to cluster through raft"
+            );
+        }
+        if cluster.version().as_deref() != Some(CLUSTER_VERSION) {
+            self.propose(pb::InternalRaftRequest {
+                cluster_version_set: Some(membershippb::ClusterVersionSetRequest {
+                    ver: CLUSTER_VERSION.to_owned(),
+                }),
+                ..Default::default()
+            })
+            .await?;
+            tracing::info!(cluster_version = CLUSTER_VERSION, "set initial cluster version");
+        }
+        Ok(())
+    }
+
+    /// Proposes until there is a leader to take it.
+    async fn propose(&self, mut request: pb::InternalRaftRequest) -> Result<(), StartError> {
+        loop {
+            request.header = Some(self.context.ids.header());
+            match self.context.raft.propose(request.clone()).await {
+                Ok(_) => return Ok(()),
+                Err(ProposeError::Stopping) => {
+                    return Err(StartError::Stopped(ProposeError::Stopping.to_string()));
+                }
+                Err(error) => {
+                    tracing::debug!(error = %error, "cannot publish yet");
+                    tokio::time::sleep(PUBLISH_RETRY).await;
+                }
+            }
+        }
+    }
+
+    fn serve(&self, listeners: Listeners, config: &Config) {
+        let http = Arc::new(Http::new(Arc::clone(&self.context), config.request_timeout()));
+        let mux = Mux::new(&self.context, Arc::clone(&http));
+        let settings = Connections {
+            concurrent_streams_max: config.concurrent_streams_max,
+            keepalive_interval: config.keepalive_interval,
+            keepalive_timeout: config.keepalive_timeout,
+        };
+        for (listener, url, http_only) in listeners.0 {
+            let served = if http_only {
+                Served::HttpOnly(Arc::clone(&http))
+            } else {
+                Served::All(Box::new(mux.clone()))
+            };
+            let serving = listener.serve(served, settings, self.tasks.clone(), self.stop.clone());
+            self.tasks.spawn(serving);
+            tracing::info!(address = %url, traffic = if http_only { "http" } else { "grpc+http" }, "serving client traffic insecurely; this is strongly discouraged!");
+        }
+        tracing::info!(
+            etcd_version = API_VERSION,
+            ballast_version = env!("CARGO_PKG_VERSION"),
+            "ready to serve client requests"
+        );
+    }
+
+    /// Stops taking requests, lets open ones end, and leaves everything on the disk.
+    pub async fn stop(mut self) -> Result<(), StorageError> {
+        tracing::info!("stopping");
+        self.stop.cancel();
+        self.context.hub.close();
+        drop(self.tasks);
+        if tokio::time::timeout(DRAIN, self.all.ended()).await.is_err() {
+            tracing::warn!("closing connections that did not end by themselves");
+        }
+        self.context.raft.shutdown().await;
+        let store = Arc::clone(&self.context.store);
+        let closed = tokio::task::spawn_blocking(move || store.close()).await;
+        closed.unwrap_or(Ok(()))?;
+        tracing::info!("stopped");
+        Ok(())
+    }
+}
+
+/// Bound before anything else: an address in use must not cost a start.
+struct Listeners(Vec<(Listener, Url, bool)>);
+
+impl Listeners {
+    fn bind(config: &Config) -> Result<Self, StartError> {
+        let all = config.listen_client_urls.iter().map(|url| (url, false));
+        let http = config.listen_client_http_urls.iter().chain(&config.listen_metrics_urls);
+        let mut bound = Vec::new();
+        for (url, http_only) in all.chain(http.map(|url| (url, true))) {
+            let listener = Listener::bind(url, config).map_err(|source| StartError::Listen {
+                url: url.clone(),
+                source,
+            })?;
+            bound.push((listener, url.clone(), http_only));
+        }
+        Ok(Self(bound))
+    }
+}
+
+async fn open_store(config: &Config, data_dir: &DataDir) -> Result<Arc<Store>, StartError> {
+    let options = StoreOptions {
+        dir: data_dir.db.clone(),
+        value_cache_bytes: config.value_cache_bytes,
+        engine_cache_bytes: ENGINE_CACHE_BYTES,
+        compaction_batch_limit: config.compaction_batch_limit,
+        compaction_sleep: config.compaction_sleep,
+        batch_interval: config.batch_interval,
+        batch_limit: config.batch_limit,
+    };
+    let store = tokio::task::spawn_blocking(move || Store::open(options))
+        .await
+        .map_err(|error| StartError::Stopped(error.to_string()))??;
+    Ok(store)
+}
+
+/// Who this member is.
+#[derive(Clone, Copy, Debug)]
+struct Identity {
+    cluster_id: u64,
+    member_id: u64,
+}
+
+/// From the store, or, for a new member, from the flags: then the founding members are written as the state before the
+/// first entry, equal on all of them.
+fn identity(config: &Config, store: &Store, data_dir: &DataDir) -> Result<Identity, StartError> {
+    let stored = store.table(Table::Meta)?;
+    let id = |name: &[u8]| {
+        let (_, value) = stored.iter().find(|(key, _)| key == name)?;
+        Some(u64::from_be_bytes(value.as_ref().try_into().ok()?))
+    };
+    if let (Some(cluster_id), Some(member_id)) = (id(meta::CLUSTER_ID), id(meta::MEMBER_ID)) {
+        return Ok(Identity {
+            cluster_id,
+            member_id,
+        });
+    }
+    if store.applied() != LogPosition::default() {
+        return Err(StartError::Unreadable {
+            path: data_dir.db.clone(),
+            why: "it has entries but no cluster and member id".to_owned(),
+        });
+    }
+    if !config.initial_cluster_is_new {
+        return Err(StartError::NothingToJoin);
+    }
+    if config.initial_cluster.len() > 1 {
+        return Err(StartError::SeveralMembers(config.initial_cluster.len()));
+    }
+    let founders: Vec<pb::Member> = config
+        .initial_cluster
+        .iter()
+        .map(|(name, urls)| {
+            let peer_urls = texts(urls);
+            pb::Member {
+                id: cluster::member_id(&peer_urls, &config.initial_cluster_token),
+                name: name.clone(),
+                peer_ur_ls: peer_urls,
+                ..Default::default()
+            }
+        })
+        .collect();
+    let ids: Vec<u64> = founders.iter().map(|member| member.id).collect();
+    let own = founders
+        .iter()
+        .find(|member| member.name == config.name)
+        .map_or(0, |member| member.id);
+    let identity = Identity {
+        cluster_id: cluster::cluster_id(&ids),
+        member_id: own,
+    };
+    let mut txn = store.begin(LogPosition::default());
+    let bytes = |id: u64| Bytes::copy_from_slice(&id.to_be_bytes());
+    txn.table_put(Table::Meta, meta::CLUSTER_ID, bytes(identity.cluster_id));
+    txn.table_put(Table::Meta, meta::MEMBER_ID, bytes(identity.member_id));
+    for member in &founders {
+        // Name and client URLs are published once the member runs, as etcd does.
+        let unstarted = pb::Member {
+            name: String::new(),
+            ..member.clone()
+        };
+        txn.table_put(Table::Member, &member.id.to_be_bytes(), unstarted.encode_to_vec().into());
+    }
+    txn.commit();
+    store.flush()?;
+    tracing::info!(
+        cluster_id = %format!("{:x}", identity.cluster_id),
+        local_member_id = %format!("{:x}", identity.member_id),
+        "starting local member"
+    );
+    Ok(identity)
+}
+
+/// The replicated state's parts in memory.
+struct Parts {
+    store: Arc<Store>,
+    lessor: Arc<Lessor>,
+    alarms: Arc<Alarms>,
+    cluster: Arc<Cluster>,
+    hub: Arc<Hub>,
+}
+
+impl Parts {
+    fn load(identity: Identity, store: Arc<Store>, clock: Clock) -> Result<Self, StartError> {
+        let lessor = Lessor::new(clock);
+        lessor.load(decode::<leasepb::Lease>(&store, Table::Lease)?, store.leased_keys());
+        let alarms = Alarms::default();
+        alarms.load(&store.table(Table::Alarm)?);
+        let cluster = Cluster::new(identity.cluster_id, identity.member_id);
+        let version = store
+            .table(Table::Meta)?
+            .into_iter()
+            .find(|(key, _)| key == meta::CLUSTER_VERSION)
+            .map(|(_, version)| String::from_utf8_lossy(&version).into_owned());
+        cluster.load(decode::<pb::Member>(&store, Table::Member)?, version);
+        let watch_metrics = WatchMetrics::default();
+        metrics::register(|registry| watch_metrics.register(registry));
+        Ok(Self {
+            hub: Hub::new(Arc::clone(&store), watch_metrics),
+            lessor: Arc::new(lessor),
+            alarms: Arc::new(alarms),
+            cluster: Arc::new(cluster),
+            store,
+        })
+    }
+
+    async fn start_raft(&self, config: &Config, data_dir: &DataDir) -> Result<Arc<RaftNode>, StartError> {
+        let applier = Arc::new(Applier {
+            store: Arc::clone(&self.store),
+            lessor: Arc::clone(&self.lessor),
+            alarms: Arc::clone(&self.alarms),
+            cluster: Arc::clone(&self.cluster),
+            hub: Arc::clone(&self.hub),
+        });
+        let options = RaftOptions {
+            max_wals: config.wals_max as usize,
+            unsafe_no_fsync: config.unsafe_no_fsync,
+            heartbeat: config.heartbeat,
+            election: config.election,
+            snapshot_count: config.snapshot_count.max(1),
+            catchup_entries: config.snapshot_catchup_entries,
+            ..RaftOptions::new(
+                self.cluster.member_id,
+                self.cluster.cluster_id,
+                &data_dir.wal,
+            )
+        };
+        Ok(RaftNode::start(options, Arc::clone(&self.store), applier).await?)
+    }
+}
+
+fn decode<M: Message + Default>(store: &Store, table: Table) -> Result<Vec<M>, StartError> {
+    store
+        .table(table)?
+        .into_iter()
+        .map(|(_, value)| {
+            M::decode(value).map_err(|error| StartError::Unreadable {
+                path: PathBuf::from(format!("{table:?}")),
+                why: error.to_string(),
+            })
+        })
+        .collect()
+}
+
+fn texts(urls: &[Url]) -> Vec<String> {
+    urls.iter().map(ToString::to_string).collect()
+}
+
+/// The disk cannot be trusted any more: say so, and end the process before anything is acknowledged on top of it.
+pub fn stop_on_damage(error: &StorageError) -> ! {
+    tracing::error!(error = %error, "storage failed; stopping this member");
+    std::process::exit(1);
+}

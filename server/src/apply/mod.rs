@@ -1,10 +1,29 @@
 //! What each command does to the replica's state. Deterministic: no clock, no randomness, no config, no network.
 //!
+//! Each entry is one transaction of the store, committed even when the command is refused, so that the applied position
+//! moves; then its events go to the watch hub, then the writer is answered.
+//!
 //! etcd: server/etcdserver/apply.
 
+pub mod alarm;
+mod cluster;
+mod kv;
+mod lease;
+pub mod quota;
+pub mod range;
+pub mod txn;
+
+use std::sync::Arc;
+
 use ballast_api::etcdserverpb as pb;
-use ballast_storage::LogPosition;
-use ballast_storage::mvcc::Compaction;
+use ballast_storage::mvcc::{Compaction, Store, WriteTxn};
+use ballast_storage::{LogPosition, ReadError, StorageError};
+
+pub use alarm::Alarms;
+
+use crate::cluster::Cluster;
+use crate::lease::Lessor;
+use crate::watch::Hub;
 
 /// What the Raft layer calls for each committed entry, in log order, from one thread at a time.
 pub trait Apply: Send + Sync + std::fmt::Debug {
@@ -57,4 +76,125 @@ pub enum ApplyError {
     Corrupt,
     #[error("unknown command {0}")]
     Unknown(String),
+}
+
+/// How carrying out a command can end badly.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// Equal on all replicas.
+    #[error(transparent)]
+    Refused(#[from] ApplyError),
+    /// This replica cannot go on.
+    #[error(transparent)]
+    Fatal(#[from] StorageError),
+}
+
+impl From<ReadError> for Failure {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Mvcc(error) => Failure::Refused(error.into()),
+            ReadError::Storage(error) => Failure::Fatal(error),
+        }
+    }
+}
+
+/// The one implementation of [`Apply`].
+#[derive(Debug)]
+pub struct Applier {
+    pub store: Arc<Store>,
+    pub lessor: Arc<Lessor>,
+    pub alarms: Arc<Alarms>,
+    pub cluster: Arc<Cluster>,
+    pub hub: Arc<Hub>,
+}
+
+impl Apply for Applier {
+    fn apply(&self, at: LogPosition, request: &pb::InternalRaftRequest) -> Applied {
+        let mut txn = self.store.begin(at);
+        let result = match self.run(&mut txn, request) {
+            Ok(answer) => Ok(answer),
+            Err(Failure::Refused(refusal)) => Err(refusal),
+            Err(Failure::Fatal(error)) => crate::node::stop_on_damage(&error),
+        };
+        Applied {
+            revision: self.publish(txn),
+            result,
+        }
+    }
+
+    fn apply_empty(&self, at: LogPosition) {
+        self.publish(self.store.begin(at));
+    }
+}
+
+impl Applier {
+    /// First readers, then watchers, and only then (by returning) the writer.
+    fn publish(&self, txn: WriteTxn<'_>) -> i64 {
+        let committed = txn.commit();
+        self.hub.notify(&committed);
+        committed.revision
+    }
+
+    fn run(
+        &self,
+        txn: &mut WriteTxn<'_>,
+        request: &pb::InternalRaftRequest,
+    ) -> Result<Answer, Failure> {
+        quota::check_alarms(&self.alarms, request)?;
+        if let Some(put) = &request.put {
+            if put.lease != 0 || put.ignore_value || put.ignore_lease {
+                kv::check_put(&self.store.view(), &self.lessor, put)?;
+            }
+            return Ok(Answer::Put(kv::put(txn, &self.lessor, put)?));
+        }
+        if let Some(request) = &request.txn {
+            let view = self.store.view();
+            let response = txn::apply(&view, txn, &self.lessor, request)?;
+            return Ok(Answer::Txn(response));
+        }
+        if let Some(delete) = &request.delete_range {
+            let response = kv::delete_range(txn, &self.lessor, delete)?;
+            return Ok(Answer::DeleteRange(response));
+        }
+        if let Some(compaction) = &request.compaction {
+            let compaction = txn.compact(compaction.revision).map_err(ApplyError::from)?;
+            return Ok(Answer::Compaction(compaction));
+        }
+        if let Some(grant) = &request.lease_grant {
+            let response = lease::grant(txn, &self.lessor, grant)?;
+            return Ok(Answer::LeaseGrant(response));
+        }
+        if let Some(revoke) = &request.lease_revoke {
+            let response = lease::revoke(txn, &self.lessor, revoke)?;
+            return Ok(Answer::LeaseRevoke(response));
+        }
+        if let Some(checkpoint) = &request.lease_checkpoint {
+            lease::checkpoint(txn, &self.lessor, checkpoint);
+            return Ok(Answer::LeaseCheckpoint);
+        }
+        if let Some(alarm) = &request.alarm {
+            return Ok(Answer::Alarm(self.alarms.apply(txn, alarm)));
+        }
+        if let Some(attributes) = &request.cluster_member_attr_set {
+            cluster::set_attributes(txn, &self.cluster, attributes);
+            return Ok(Answer::Nothing);
+        }
+        if let Some(version) = &request.cluster_version_set {
+            cluster::set_version(txn, &self.cluster, version);
+            return Ok(Answer::Nothing);
+        }
+        if request.downgrade_version_test.is_some() {
+            return Ok(Answer::Nothing);
+        }
+        let name = format!("{request:?}");
+        Err(ApplyError::Unknown(name.chars().take(120).collect()).into())
+    }
+}
+
+/// The header within an answer: the revision alone, as etcd has it inside transactions.
+fn header_at(revision: i64) -> Option<pb::ResponseHeader> {
+    Some(pb::ResponseHeader {
+        revision,
+        ..Default::default()
+    })
 }

@@ -1,0 +1,104 @@
+//! Who is in the cluster, as clients see it, and how ids are derived.
+//!
+//! Promises: changes only through apply. Not here: the Raft membership (`raft/`), which follows its own rules.
+//!
+//! etcd: server/etcdserver/api/membership.
+
+use std::collections::BTreeMap;
+
+use ballast_api::etcdserverpb::Member;
+use parking_lot::RwLock;
+use sha1::{Digest, Sha1};
+
+/// The members and the cluster version.
+#[derive(Debug)]
+pub struct Cluster {
+    pub cluster_id: u64,
+    /// This member.
+    pub member_id: u64,
+    state: RwLock<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    members: BTreeMap<u64, Member>,
+    version: Option<String>,
+}
+
+impl Cluster {
+    pub fn new(cluster_id: u64, member_id: u64) -> Self {
+        Self {
+            cluster_id,
+            member_id,
+            state: RwLock::default(),
+        }
+    }
+
+    /// Replaces everything by what the store holds.
+    pub fn load(&self, members: Vec<Member>, version: Option<String>) {
+        *self.state.write() = State {
+            members: members.into_iter().map(|member| (member.id, member)).collect(),
+            version,
+        };
+    }
+
+    /// Ascending by id.
+    pub fn members(&self) -> Vec<Member> {
+        self.state.read().members.values().cloned().collect()
+    }
+
+    pub fn member(&self, id: u64) -> Option<Member> {
+        self.state.read().members.get(&id).cloned()
+    }
+
+    /// The cluster version, once one is agreed on.
+    pub fn version(&self) -> Option<String> {
+        self.state.read().version.clone()
+    }
+
+    pub fn set_version(&self, version: &str) {
+        self.state.write().version = Some(version.to_owned());
+    }
+
+    /// Gives the changed member, None when it is not known.
+    pub fn set_attributes(&self, id: u64, name: String, client_urls: Vec<String>) -> Option<Member> {
+        let mut state = self.state.write();
+        let member = state.members.get_mut(&id)?;
+        member.name = name;
+        member.client_ur_ls = client_urls;
+        Some(member.clone())
+    }
+}
+
+/// A founding member's id: of its peer URLs in order and the cluster's token.
+pub fn member_id(peer_urls: &[String], token: &str) -> u64 {
+    let mut urls: Vec<&str> = peer_urls.iter().map(String::as_str).collect();
+    urls.sort_unstable();
+    first_eight(&format!("{}{token}", urls.concat()).into_bytes())
+}
+
+/// The cluster's id: of the founding members' ids.
+pub fn cluster_id(member_ids: &[u64]) -> u64 {
+    let mut ids = member_ids.to_vec();
+    ids.sort_unstable();
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_be_bytes()).collect();
+    first_eight(&bytes)
+}
+
+fn first_eight(bytes: &[u8]) -> u64 {
+    let digest = Sha1::digest(bytes);
+    u64::from_be_bytes(digest[..8].try_into().expect("a SHA-1 digest has 20 bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ids of an etcd started with defaults, well known from its documentation and logs.
+    #[test]
+    fn the_ids_of_a_default_etcd() {
+        let member = member_id(&["http://localhost:2380".to_owned()], "etcd-cluster");
+        assert_eq!(format!("{member:x}"), "8e9e05c52164694d");
+        assert_eq!(format!("{:x}", cluster_id(&[member])), "cdf818194e3a8c32");
+    }
+}

@@ -1,0 +1,256 @@
+//! Every flag of etcd 3.7 and our own few: name, default, form, and what it does here.
+//!
+//! A flag whose feature this release does not have is accepted at its default and refused otherwise: nobody shall believe
+//! that a connection is encrypted when it is not.
+//!
+//! etcd: server/embed/config.go (AddFlags), server/etcdmain/config.go.
+
+/// The form of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Text,
+    Bool,
+    Uint,
+    Int,
+    Duration,
+    /// Comma-separated URLs.
+    Urls,
+    Choice(&'static [&'static str]),
+    /// `Name=true,Other=false`.
+    Gates,
+}
+
+/// What a flag does here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    Used,
+    /// Accepted: it tunes something that this server does otherwise.
+    None,
+    /// Refused unless at its default; the reason, said to the user.
+    Missing(&'static str),
+}
+
+/// One flag.
+#[derive(Clone, Copy, Debug)]
+pub struct Flag {
+    pub name: &'static str,
+    pub default: &'static str,
+    pub form: Form,
+    pub effect: Effect,
+}
+
+const fn flag(name: &'static str, default: &'static str, form: Form, effect: Effect) -> Flag {
+    Flag {
+        name,
+        default,
+        form,
+        effect,
+    }
+}
+
+const TLS: Effect = Effect::Missing("this release has no TLS");
+const DISCOVERY: Effect = Effect::Missing("this release has no discovery service");
+const TRACING: Effect = Effect::Missing("this release exports no traces");
+const USERS: Effect = Effect::Missing("this release has no users and roles");
+
+/// In etcd's order. Durations are in Go's notation.
+pub const FLAGS: &[Flag] = &[
+    // Member.
+    flag("name", "default", Form::Text, Effect::Used),
+    flag("data-dir", "", Form::Text, Effect::Used),
+    flag("wal-dir", "", Form::Text, Effect::Used),
+    flag("listen-peer-urls", "http://localhost:2380", Form::Urls, Effect::Used),
+    flag("listen-client-urls", "http://localhost:2379", Form::Urls, Effect::Used),
+    flag("listen-client-http-urls", "", Form::Urls, Effect::Used),
+    flag("listen-metrics-urls", "", Form::Urls, Effect::Used),
+    flag("max-snapshots", "5", Form::Uint, Effect::None),
+    flag("max-wals", "5", Form::Uint, Effect::Used),
+    flag("snapshot-count", "10000", Form::Uint, Effect::Used),
+    flag("snapshot-catchup-entries", "5000", Form::Uint, Effect::Used),
+    flag("heartbeat-interval", "100", Form::Uint, Effect::Used),
+    flag("election-timeout", "1000", Form::Uint, Effect::Used),
+    flag("initial-election-tick-advance", "true", Form::Bool, Effect::None),
+    flag("quota-backend-bytes", "0", Form::Int, Effect::Used),
+    flag("backend-bbolt-freelist-type", "map", Form::Choice(&["array", "map"]), Effect::None),
+    flag("backend-batch-interval", "0s", Form::Duration, Effect::Used),
+    flag("backend-batch-limit", "0", Form::Int, Effect::Used),
+    flag("max-txn-ops", "128", Form::Uint, Effect::Used),
+    flag("max-request-bytes", "1572864", Form::Uint, Effect::Used),
+    flag("max-concurrent-streams", "4294967295", Form::Uint, Effect::Used),
+    flag("grpc-keepalive-min-time", "5s", Form::Duration, Effect::None),
+    flag("grpc-keepalive-interval", "2h", Form::Duration, Effect::Used),
+    flag("grpc-keepalive-timeout", "20s", Form::Duration, Effect::Used),
+    flag("socket-reuse-port", "false", Form::Bool, Effect::Used),
+    flag("socket-reuse-address", "false", Form::Bool, Effect::Used),
+    flag("raft-read-timeout", "5s", Form::Duration, Effect::None),
+    flag("raft-write-timeout", "5s", Form::Duration, Effect::None),
+    flag("memory-mlock", "false", Form::Bool, Effect::None),
+    // Cluster.
+    flag("initial-advertise-peer-urls", "http://localhost:2380", Form::Urls, Effect::Used),
+    flag("advertise-client-urls", "http://localhost:2379", Form::Urls, Effect::Used),
+    flag("initial-cluster", "default=http://localhost:2380", Form::Text, Effect::Used),
+    flag("initial-cluster-state", "new", Form::Choice(&["new", "existing"]), Effect::Used),
+    flag("initial-cluster-token", "etcd-cluster", Form::Text, Effect::Used),
+    flag("strict-reconfig-check", "true", Form::Bool, Effect::None),
+    flag("pre-vote", "true", Form::Bool, Effect::None),
+    flag("max-learners", "1", Form::Int, Effect::None),
+    flag("discovery-token", "", Form::Text, DISCOVERY),
+    flag("discovery-endpoints", "", Form::Text, DISCOVERY),
+    flag("discovery-dial-timeout", "2s", Form::Duration, DISCOVERY),
+    flag("discovery-request-timeout", "5s", Form::Duration, DISCOVERY),
+    flag("discovery-keepalive-time", "2s", Form::Duration, DISCOVERY),
+    flag("discovery-keepalive-timeout", "6s", Form::Duration, DISCOVERY),
+    flag("discovery-insecure-transport", "true", Form::Bool, DISCOVERY),
+    flag("discovery-insecure-skip-tls-verify", "false", Form::Bool, DISCOVERY),
+    flag("discovery-cert", "", Form::Text, DISCOVERY),
+    flag("discovery-key", "", Form::Text, DISCOVERY),
+    flag("discovery-cacert", "", Form::Text, DISCOVERY),
+    flag("discovery-user", "", Form::Text, DISCOVERY),
+    flag("discovery-password", "", Form::Text, DISCOVERY),
+    flag("discovery-srv", "", Form::Text, DISCOVERY),
+    flag("discovery-srv-name", "", Form::Text, DISCOVERY),
+    flag("discovery-fallback", "exit", Form::Choice(&["exit"]), Effect::None),
+    flag("auto-compaction-retention", "0", Form::Text, Effect::Used),
+    flag("auto-compaction-mode", "periodic", Form::Text, Effect::Used),
+    flag("v2-deprecation", "gone", Form::Text, Effect::None),
+    // Security.
+    flag("cert-file", "", Form::Text, TLS),
+    flag("key-file", "", Form::Text, TLS),
+    flag("client-cert-file", "", Form::Text, TLS),
+    flag("client-key-file", "", Form::Text, TLS),
+    flag("client-cert-auth", "false", Form::Bool, TLS),
+    flag("client-crl-file", "", Form::Text, TLS),
+    flag("client-cert-allowed-hostname", "", Form::Text, TLS),
+    flag("trusted-ca-file", "", Form::Text, TLS),
+    flag("auto-tls", "false", Form::Bool, TLS),
+    flag("peer-cert-file", "", Form::Text, TLS),
+    flag("peer-key-file", "", Form::Text, TLS),
+    flag("peer-client-cert-file", "", Form::Text, TLS),
+    flag("peer-client-key-file", "", Form::Text, TLS),
+    flag("peer-client-cert-auth", "false", Form::Bool, TLS),
+    flag("peer-trusted-ca-file", "", Form::Text, TLS),
+    flag("peer-cert-allowed-cn", "", Form::Text, TLS),
+    flag("peer-cert-allowed-hostname", "", Form::Text, TLS),
+    flag("peer-auto-tls", "false", Form::Bool, TLS),
+    flag("peer-crl-file", "", Form::Text, TLS),
+    flag("peer-skip-client-san-verification", "false", Form::Bool, TLS),
+    flag("self-signed-cert-validity", "1", Form::Uint, TLS),
+    flag("cipher-suites", "", Form::Text, TLS),
+    flag("tls-min-version", "TLS1.2", Form::Text, TLS),
+    flag("tls-max-version", "", Form::Text, TLS),
+    flag("cors", "*", Form::Text, Effect::None),
+    flag("host-whitelist", "*", Form::Text, Effect::Missing("this release does not check host names")),
+    // Auth.
+    flag("auth-token", "simple", Form::Text, USERS),
+    flag("bcrypt-cost", "10", Form::Uint, Effect::None),
+    flag("auth-token-ttl", "300", Form::Uint, Effect::None),
+    // Observability.
+    flag("enable-pprof", "false", Form::Bool, Effect::None),
+    flag("metrics", "basic", Form::Choice(&["basic", "extensive"]), Effect::None),
+    flag("logger", "zap", Form::Choice(&["zap"]), Effect::None),
+    flag("log-outputs", "default", Form::Text, Effect::Used),
+    flag(
+        "log-level",
+        "info",
+        Form::Choice(&["debug", "info", "warn", "error", "dpanic", "panic", "fatal"]),
+        Effect::Used,
+    ),
+    flag("log-format", "json", Form::Choice(&["json", "console"]), Effect::Used),
+    flag(
+        "enable-log-rotation",
+        "false",
+        Form::Bool,
+        Effect::Missing("logs go to stderr or stdout; rotate them there"),
+    ),
+    flag("log-rotation-config-json", "", Form::Text, Effect::None),
+    flag("warning-unary-request-duration", "300ms", Form::Duration, Effect::None),
+    flag("warning-apply-duration", "100ms", Form::Duration, Effect::None),
+    flag("enable-distributed-tracing", "false", Form::Bool, TRACING),
+    flag("distributed-tracing-address", "localhost:4317", Form::Text, Effect::None),
+    flag("distributed-tracing-service-name", "etcd", Form::Text, Effect::None),
+    flag("distributed-tracing-instance-id", "", Form::Text, Effect::None),
+    flag("distributed-tracing-sampling-rate", "0", Form::Int, Effect::None),
+    // Tuning.
+    flag("enable-grpc-gateway", "true", Form::Bool, Effect::None),
+    flag("corrupt-check-time", "0s", Form::Duration, Effect::None),
+    flag("compact-hash-check-time", "1m", Form::Duration, Effect::None),
+    flag("compaction-batch-limit", "0", Form::Int, Effect::Used),
+    flag("compaction-sleep-interval", "0s", Form::Duration, Effect::Used),
+    flag("watch-progress-notify-interval", "0s", Form::Duration, Effect::Used),
+    flag("bootstrap-defrag-threshold-megabytes", "0", Form::Uint, Effect::None),
+    flag("downgrade-check-time", "5s", Form::Duration, Effect::None),
+    flag("feature-gates", "", Form::Gates, Effect::Used),
+    // Unsafe.
+    flag(
+        "force-new-cluster",
+        "false",
+        Form::Bool,
+        Effect::Missing("restore a snapshot to begin a new cluster from this member's data"),
+    ),
+    flag("unsafe-no-fsync", "false", Form::Bool, Effect::Used),
+    // Ours.
+    flag("value-cache-bytes", "0", Form::Uint, Effect::Used),
+    flag("storage-engine", "redb", Form::Choice(&["redb"]), Effect::Used),
+];
+
+/// Accepted and ignored, as etcd does for flags of its distant past.
+pub const ANCIENT: &[&str] = &[
+    "cluster-active-size",
+    "cluster-remove-delay",
+    "cluster-sync-interval",
+    "config",
+    "force",
+    "max-result-buffer",
+    "max-retry-attempts",
+    "peer-heartbeat-interval",
+    "peer-election-timeout",
+    "retry-interval",
+    "snapshot",
+    "v",
+    "vv",
+];
+
+/// etcd's feature gates and their defaults.
+pub const GATES: &[(&str, bool)] = &[
+    ("StopGRPCServiceOnDefrag", false),
+    ("InitialCorruptCheck", false),
+    ("CompactHashCheck", false),
+    ("TxnModeWriteWithSharedBuffer", true),
+    ("LeaseCheckpoint", false),
+    ("LeaseCheckpointPersist", false),
+    ("SetMemberLocalAddr", false),
+    ("FastLeaseKeepAlive", true),
+    ("PriorityRequest", false),
+    ("AllAlpha", false),
+    ("AllBeta", false),
+];
+
+pub fn find(name: &str) -> Option<&'static Flag> {
+    FLAGS.iter().find(|flag| flag.name == name)
+}
+
+/// `some-flag` is `ETCD_SOME_FLAG`.
+pub fn env_name(name: &str) -> String {
+    format!("ETCD_{}", name.to_uppercase().replace('-', "_"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_flag_stands_twice() {
+        for (i, flag) in FLAGS.iter().enumerate() {
+            assert!(FLAGS[i + 1..].iter().all(|other| other.name != flag.name), "{}", flag.name);
+            assert!(!ANCIENT.contains(&flag.name), "{}", flag.name);
+        }
+    }
+
+    #[test]
+    fn every_default_has_its_own_form() {
+        for flag in FLAGS {
+            crate::config::values::check(flag, flag.default)
+                .unwrap_or_else(|why| panic!("{}: {why}", flag.name));
+        }
+    }
+}

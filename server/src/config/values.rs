@@ -1,0 +1,434 @@
+//! From the command line, the environment or a file to one text per flag.
+//!
+//! Go's rules for flags: `-name value`, `--name=value`, a switch alone or with `=`. With a file, flags and environment are
+//! ignored; a variable for a flag that is also given is an error.
+//!
+//! etcd: Go's package flag, pkg/flags/flag.go.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::flags::{self, ANCIENT, Effect, FLAGS, Flag, Form, GATES};
+use super::urls::Url;
+
+/// Why the process ends before it serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Print this on stdout, exit 0.
+    Told(String),
+    /// A flag that is not one: exit 2.
+    BadFlag(String),
+    /// Sound flags that do not make a configuration: exit 1.
+    BadConfig(String),
+}
+
+/// The text of each flag that was given somewhere.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Values {
+    given: HashMap<&'static str, String>,
+    /// To be logged once logging works.
+    pub warnings: Vec<String>,
+    pub from_file: Option<String>,
+}
+
+/// What the command line asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asked {
+    Help,
+    Version,
+    Run(Values),
+}
+
+impl Values {
+    pub fn is_given(&self, name: &str) -> bool {
+        self.given.contains_key(name)
+    }
+
+    /// The given text, or the default.
+    pub fn text(&self, name: &str) -> &str {
+        let default = || flags::find(name).map_or("", |flag| flag.default);
+        self.given.get(name).map_or_else(default, String::as_str)
+    }
+
+    pub fn bool(&self, name: &str) -> bool {
+        parse_bool(self.text(name)).unwrap_or_default()
+    }
+
+    /// Values were checked when they were taken; what does not parse here is a bug, and the default's own form is tested.
+    pub fn u64(&self, name: &str) -> u64 {
+        parse_uint(self.text(name)).unwrap_or_default()
+    }
+
+    pub fn i64(&self, name: &str) -> i64 {
+        self.text(name).parse().unwrap_or_default()
+    }
+
+    pub fn duration(&self, name: &str) -> Duration {
+        parse_duration(self.text(name)).unwrap_or_default()
+    }
+
+    fn set(&mut self, flag: &'static Flag, value: &str) -> Result<(), String> {
+        check(flag, value).map_err(|why| format!("invalid value \"{value}\" for flag -{}: {why}", flag.name))?;
+        if let Effect::Missing(why) = flag.effect {
+            if value != flag.default {
+                return Err(format!("--{} is not supported: {why}", flag.name));
+            }
+        }
+        self.given.insert(flag.name, value.to_owned());
+        Ok(())
+    }
+
+    /// Reads the command line, without the program's name.
+    pub fn from_args(args: &[String]) -> Result<Asked, Stop> {
+        let mut values = Values::default();
+        let mut file = None;
+        let mut version = false;
+        let mut rest = args.iter();
+        while let Some(arg) = rest.next() {
+            let Some(name) = arg.strip_prefix('-').filter(|name| !name.is_empty()) else {
+                return Err(Stop::BadConfig(format!("\"{arg}\" is not a valid flag")));
+            };
+            let name = name.strip_prefix('-').unwrap_or(name);
+            if name.is_empty() {
+                // "--" ends the flags, and nothing may follow them.
+                match rest.next() {
+                    Some(extra) => return Err(Stop::BadConfig(format!("\"{extra}\" is not a valid flag"))),
+                    None => break,
+                }
+            }
+            if name.starts_with(['-', '=']) {
+                return Err(Stop::BadFlag(format!("bad flag syntax: {arg}")));
+            }
+            let (name, inline) = match name.split_once('=') {
+                Some((name, value)) => (name, Some(value.to_owned())),
+                None => (name, None),
+            };
+            if matches!(name, "h" | "help") {
+                return Ok(Asked::Help);
+            }
+            if name == "version" {
+                version = inline.is_none_or(|value| parse_bool(&value).unwrap_or(true));
+                continue;
+            }
+            let flag = flags::find(name);
+            let known = flag.is_some() || name == "config-file" || ANCIENT.contains(&name);
+            if !known {
+                return Err(Stop::BadFlag(format!("flag provided but not defined: -{name}")));
+            }
+            let value = match inline {
+                Some(value) => value,
+                None if flag.is_some_and(|flag| flag.form == Form::Bool) => "true".to_owned(),
+                None => rest
+                    .next()
+                    .cloned()
+                    .ok_or_else(|| Stop::BadFlag(format!("flag needs an argument: -{name}")))?,
+            };
+            match flag {
+                Some(flag) => values.set(flag, &value).map_err(Stop::BadFlag)?,
+                None if name == "config-file" => file = Some(value),
+                None => values.warnings.push(format!("flag --{name} is ignored")),
+            }
+        }
+        if version {
+            return Ok(Asked::Version);
+        }
+        values.from_file = file;
+        Ok(Asked::Run(values))
+    }
+
+    /// Adds the environment, or replaces everything by the file that flag or environment names.
+    pub fn complete(mut self, env: &[(String, String)]) -> Result<Self, Stop> {
+        let file_in_env = env
+            .iter()
+            .find(|(name, value)| name == "ETCD_CONFIG_FILE" && !value.is_empty());
+        if let Some(path) = self.from_file.clone().or(file_in_env.map(|(_, path)| path.clone())) {
+            return Values::from_file(&path);
+        }
+        let by_env: HashMap<String, &'static Flag> =
+            FLAGS.iter().map(|flag| (flags::env_name(flag.name), flag)).collect();
+        for (name, value) in env {
+            if !name.starts_with("ETCD_") {
+                continue;
+            }
+            match by_env.get(name) {
+                None if name == "ETCD_VERSION" => self.warnings.push(format!("cannot set special environment variable {name}={value}")),
+                None if name == "ETCD_UNSUPPORTED_ARCH" => {}
+                None => self.warnings.push(format!("unrecognized environment variable {name}={value}")),
+                Some(flag) if self.is_given(flag.name) => {
+                    return Err(Stop::BadConfig(format!(
+                        "conflicting environment variable is shadowed by corresponding command-line flag (either unset environment variable or disable flag)): {name}"
+                    )));
+                }
+                Some(_) if value.is_empty() => {}
+                Some(flag) => self.set(flag, value).map_err(|why| {
+                    Stop::BadConfig(format!("invalid value \"{value}\" for {name}: {why}"))
+                })?,
+            }
+        }
+        Ok(self)
+    }
+
+    fn from_file(path: &str) -> Result<Self, Stop> {
+        let bad = |why: String| Stop::BadConfig(format!("{path}: {why}"));
+        let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
+        let mut values = Self::from_file_text(&text).map_err(bad)?;
+        values.from_file = Some(path.to_owned());
+        Ok(values)
+    }
+
+    /// YAML, and so JSON too. Lists become comma-separated, numbers of a duration are nanoseconds.
+    fn from_file_text(text: &str) -> Result<Self, String> {
+        let parsed: serde_yaml_ng::Value =
+            serde_yaml_ng::from_str(text).map_err(|error| error.to_string())?;
+        let mut values = Values::default();
+        let map = match parsed {
+            serde_yaml_ng::Value::Null => return Ok(values),
+            serde_yaml_ng::Value::Mapping(map) => map,
+            _ => return Err("not a mapping of option names to values".to_owned()),
+        };
+        for (name, value) in map {
+            let Some(name) = name.as_str() else {
+                return Err(format!("option names are texts, not {name:?}"));
+            };
+            if let Some(section) = name.strip_suffix("-transport-security") {
+                check_security(section, &value)?;
+                continue;
+            }
+            let Some(flag) = flags::find(name) else {
+                return Err(format!("unknown option \"{name}\""));
+            };
+            values.set(flag, &scalar(flag, &value)?)?;
+        }
+        Ok(values)
+    }
+}
+
+/// The transport security sections hold options of TLS, which must all be off.
+fn check_security(section: &str, value: &serde_yaml_ng::Value) -> Result<(), String> {
+    use serde_yaml_ng::Value;
+    let Value::Mapping(map) = value else {
+        return Ok(());
+    };
+    for (name, value) in map {
+        let off = match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::String(text) => text.is_empty(),
+            Value::Sequence(list) => list.is_empty(),
+            _ => false,
+        };
+        if !off {
+            let name = name.as_str().unwrap_or("?");
+            return Err(format!(
+                "{section}-transport-security: {name} is not supported: this release has no TLS"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn scalar(flag: &Flag, value: &serde_yaml_ng::Value) -> Result<String, String> {
+    use serde_yaml_ng::Value;
+    match value {
+        Value::Null => Ok(flag.default.to_owned()),
+        Value::Bool(value) => Ok(value.to_string()),
+        Value::Number(number) if flag.form == Form::Duration => Ok(format!("{number}ns")),
+        Value::Number(number) => Ok(number.to_string()),
+        Value::String(text) => Ok(text.clone()),
+        Value::Sequence(list) => {
+            let parts: Result<Vec<String>, String> = list.iter().map(|item| scalar(flag, item)).collect();
+            Ok(parts?.join(","))
+        }
+        _ => Err(format!("{}: not a value of this option", flag.name)),
+    }
+}
+
+/// True when `value` has the flag's form; else why not.
+pub fn check(flag: &Flag, value: &str) -> Result<(), String> {
+    let parse_error = || "parse error".to_owned();
+    match flag.form {
+        Form::Text => Ok(()),
+        Form::Bool => parse_bool(value).map(|_| ()).ok_or_else(parse_error),
+        Form::Uint => parse_uint(value).map(|_| ()).ok_or_else(parse_error),
+        Form::Int => value.parse::<i64>().map(|_| ()).map_err(|_| parse_error()),
+        Form::Duration => parse_duration(value).map(|_| ()).ok_or_else(parse_error),
+        Form::Urls => Url::parse_list(value).map(|_| ()),
+        Form::Choice(choices) => {
+            if choices.contains(&value) {
+                Ok(())
+            } else {
+                Err(format!("must be one of {}", choices.join(", ")))
+            }
+        }
+        Form::Gates => parse_gates(value).map(|_| ()),
+    }
+}
+
+/// The gates that are on, defaults included.
+pub fn parse_gates(text: &str) -> Result<Vec<&'static str>, String> {
+    let mut states: Vec<(&'static str, bool)> = GATES.to_vec();
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let (name, value) = part
+            .split_once('=')
+            .ok_or_else(|| format!("missing bool value for {part}"))?;
+        let on = parse_bool(value.trim()).ok_or_else(|| format!("invalid value of {name}: {value}"))?;
+        let state = states
+            .iter_mut()
+            .find(|(known, _)| *known == name.trim())
+            .ok_or_else(|| format!("unrecognized feature gate: {name}"))?;
+        state.1 = on;
+    }
+    Ok(states.into_iter().filter(|(_, on)| *on).map(|(name, _)| name).collect())
+}
+
+fn parse_bool(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+fn parse_uint(text: &str) -> Option<u64> {
+    text.parse().ok()
+}
+
+/// Go's notation: `1h30m`, `100ms`, `0`.
+pub fn parse_duration(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let mut rest = text;
+    let mut seconds = 0.0f64;
+    if rest.is_empty() {
+        return None;
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let number: f64 = rest[..digits].parse().ok()?;
+        rest = &rest[digits..];
+        let unit_len = rest
+            .find(|c: char| c.is_ascii_digit() || c == '.')
+            .unwrap_or(rest.len());
+        let unit = match &rest[..unit_len] {
+            "ns" => 1e-9,
+            "us" => 1e-6,
+            "ms" => 1e-3,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            _ => return None,
+        };
+        rest = &rest[unit_len..];
+        seconds += number * unit;
+    }
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(line: &str) -> Result<Asked, Stop> {
+        let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        Values::from_args(&args)
+    }
+
+    fn run(line: &str) -> Values {
+        match args(line) {
+            Ok(Asked::Run(values)) => values,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    fn env(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect()
+    }
+
+    #[test]
+    fn flags_are_read_as_go_reads_them() {
+        let values = run("-name a --data-dir=/d --pre-vote=false --socket-reuse-port --max-txn-ops 5");
+        assert_eq!(values.text("name"), "a");
+        assert_eq!(values.text("data-dir"), "/d");
+        assert!(!values.bool("pre-vote"));
+        assert!(values.bool("socket-reuse-port"));
+        assert_eq!(values.u64("max-txn-ops"), 5);
+        assert_eq!(values.u64("max-request-bytes"), 1_572_864);
+    }
+
+    #[test]
+    fn bad_flags_are_named() {
+        for (line, expected) in [
+            ("--nmae x", Stop::BadFlag("flag provided but not defined: -nmae".to_owned())),
+            ("--name", Stop::BadFlag("flag needs an argument: -name".to_owned())),
+            ("--max-txn-ops=x", Stop::BadFlag("invalid value \"x\" for flag -max-txn-ops: parse error".to_owned())),
+            ("---name x", Stop::BadFlag("bad flag syntax: ---name".to_owned())),
+            ("serve", Stop::BadConfig("\"serve\" is not a valid flag".to_owned())),
+            ("--cert-file=/c", Stop::BadFlag("--cert-file is not supported: this release has no TLS".to_owned())),
+        ] {
+            assert_eq!(args(line), Err(expected), "{line}");
+        }
+        assert_eq!(args("--version"), Ok(Asked::Version));
+        assert_eq!(args("-h"), Ok(Asked::Help));
+        assert!(run("--auto-tls=false --snapshot 1").warnings.len() == 1);
+    }
+
+    #[test]
+    fn environment_fills_in_and_never_shadows() {
+        let values = run("--name a")
+            .complete(&env(&[("ETCD_DATA_DIR", "/x"), ("ETCD_TYPO", "1"), ("HOME", "/root")]))
+            .unwrap();
+        assert_eq!(values.text("data-dir"), "/x");
+        assert_eq!(values.warnings, ["unrecognized environment variable ETCD_TYPO=1"]);
+        assert!(matches!(run("--name a").complete(&env(&[("ETCD_NAME", "b")])), Err(Stop::BadConfig(_))));
+        assert!(matches!(run("").complete(&env(&[("ETCD_MAX_TXN_OPS", "b")])), Err(Stop::BadConfig(_))));
+    }
+
+    #[test]
+    fn a_file_holds_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.yaml");
+        std::fs::write(
+            &path,
+            "data-dir: /x\nmax-txn-ops: 7\nlog-outputs: [stderr]\nbackend-batch-interval: 5000000\nclient-transport-security:\n  cert-file: ''\n",
+        )
+        .unwrap();
+        let values = run("--data-dir /y")
+            .complete(&env(&[("ETCD_CONFIG_FILE", path.to_str().unwrap()), ("ETCD_DATA_DIR", "/z")]))
+            .unwrap();
+        assert_eq!(values.text("data-dir"), "/x");
+        assert_eq!(values.u64("max-txn-ops"), 7);
+        assert_eq!(values.text("log-outputs"), "stderr");
+        assert_eq!(values.duration("backend-batch-interval"), Duration::from_millis(5));
+        for (text, why) in [
+            ("nmae: x", "unknown option \"nmae\""),
+            ("cert-file: /x", "--cert-file is not supported: this release has no TLS"),
+            ("- a", "not a mapping of option names to values"),
+            ("peer-transport-security:\n  auto-tls: true", "peer-transport-security: auto-tls is not supported: this release has no TLS"),
+        ] {
+            assert_eq!(Values::from_file_text(text).unwrap_err(), why, "{text}");
+        }
+    }
+
+    #[test]
+    fn durations_are_gos() {
+        for (text, expected) in [
+            ("0", Some(Duration::ZERO)),
+            ("0s", Some(Duration::ZERO)),
+            ("100ms", Some(Duration::from_millis(100))),
+            ("1h30m", Some(Duration::from_secs(5400))),
+            ("1.5s", Some(Duration::from_millis(1500))),
+            ("5", None),
+            ("", None),
+            ("5x", None),
+        ] {
+            assert_eq!(parse_duration(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn gates_are_known_ones() {
+        assert_eq!(parse_gates("").unwrap(), ["TxnModeWriteWithSharedBuffer", "FastLeaseKeepAlive"]);
+        assert_eq!(parse_gates("FastLeaseKeepAlive=false,LeaseCheckpoint=true").unwrap(), ["TxnModeWriteWithSharedBuffer", "LeaseCheckpoint"]);
+        assert!(parse_gates("Nope=true").is_err());
+    }
+}

@@ -1,0 +1,289 @@
+//! KV: check, propose or read, header.
+//!
+//! etcd: server/etcdserver/api/v3rpc/key.go, server/etcdserver/v3_server.go.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use ballast_api::etcdserverpb as pb;
+use bytes::{BufMut, BytesMut};
+use futures::Stream;
+use pb::kv_server::Kv;
+use prost::Message;
+use tokio::sync::mpsc;
+use tonic::{Request, Response, Status};
+
+use super::{Context, check, quota, status};
+use crate::apply::{self, Answer, quota as cost};
+
+/// A range that may touch more keys than this leaves the worker to a thread of its own.
+const INLINE_KEYS_MAX: i64 = 256;
+/// Keys in the first part of a streamed range; later parts follow the size of what came before.
+const STREAM_FIRST_KEYS: i64 = 10;
+
+/// The KV service.
+#[derive(Clone, Debug)]
+pub struct KvService(pub Arc<Context>);
+
+#[tonic::async_trait]
+impl Kv for KvService {
+    async fn range(
+        &self,
+        request: Request<pb::RangeRequest>,
+    ) -> Result<Response<pb::RangeResponse>, Status> {
+        let request = request.into_inner();
+        check::range(&request)?;
+        Ok(Response::new(self.0.range(&request).await?))
+    }
+
+    type RangeStreamStream =
+        Pin<Box<dyn Stream<Item = Result<pb::RangeStreamResponse, Status>> + Send>>;
+
+    async fn range_stream(
+        &self,
+        request: Request<pb::RangeRequest>,
+    ) -> Result<Response<Self::RangeStreamStream>, Status> {
+        let request = request.into_inner();
+        check::range_stream(&request)?;
+        if !request.serializable {
+            self.0.raft.read_barrier().await.map_err(status::from_propose)?;
+        }
+        let context = Arc::clone(&self.0);
+        // Room for one part: the next is read while this one is sent.
+        let (parts, stream) = mpsc::channel(1);
+        tokio::task::spawn_blocking(move || stream_parts(&context, request, &parts));
+        Ok(Response::new(Box::pin(
+            tokio_stream::wrappers::ReceiverStream::new(stream),
+        )))
+    }
+
+    async fn put(
+        &self,
+        request: Request<pb::PutRequest>,
+    ) -> Result<Response<pb::PutResponse>, Status> {
+        let mut request = request.into_inner();
+        quota::check(&self.0, cost::put_cost(&request)).await?;
+        check::put(&request)?;
+        detach(&mut request);
+        let (revision, answer) = self
+            .0
+            .propose(pb::InternalRaftRequest {
+                put: Some(request),
+                ..Default::default()
+            })
+            .await?;
+        let Answer::Put(mut response) = answer else {
+            return Err(super::unexpected(&answer));
+        };
+        response.header = Some(self.0.headers.at(revision));
+        Ok(Response::new(response))
+    }
+
+    async fn delete_range(
+        &self,
+        request: Request<pb::DeleteRangeRequest>,
+    ) -> Result<Response<pb::DeleteRangeResponse>, Status> {
+        let request = request.into_inner();
+        check::delete_range(&request)?;
+        let (revision, answer) = self
+            .0
+            .propose(pb::InternalRaftRequest {
+                delete_range: Some(request),
+                ..Default::default()
+            })
+            .await?;
+        let Answer::DeleteRange(mut response) = answer else {
+            return Err(super::unexpected(&answer));
+        };
+        response.header = Some(self.0.headers.at(revision));
+        Ok(Response::new(response))
+    }
+
+    async fn txn(
+        &self,
+        request: Request<pb::TxnRequest>,
+    ) -> Result<Response<pb::TxnResponse>, Status> {
+        let mut request = request.into_inner();
+        quota::check(&self.0, cost::txn_cost(&request)).await?;
+        check::txn(&request, self.0.limits.txn_ops_max)?;
+        if apply::txn::is_read_only(&request) {
+            return Ok(Response::new(self.0.read_txn(&request).await?));
+        }
+        detach_txn(&mut request);
+        let (revision, answer) = self
+            .0
+            .propose(pb::InternalRaftRequest {
+                txn: Some(request),
+                ..Default::default()
+            })
+            .await?;
+        let Answer::Txn(mut response) = answer else {
+            return Err(super::unexpected(&answer));
+        };
+        response.header = Some(self.0.headers.at(revision));
+        Ok(Response::new(response))
+    }
+
+    async fn compact(
+        &self,
+        request: Request<pb::CompactionRequest>,
+    ) -> Result<Response<pb::CompactionResponse>, Status> {
+        let request = request.into_inner();
+        let physical = request.physical;
+        let (revision, answer) = self
+            .0
+            .propose(pb::InternalRaftRequest {
+                compaction: Some(request),
+                ..Default::default()
+            })
+            .await?;
+        let Answer::Compaction(compaction) = answer else {
+            return Err(super::unexpected(&answer));
+        };
+        if physical {
+            super::blocking(move || compaction.wait()).await?;
+        }
+        Ok(Response::new(pb::CompactionResponse {
+            header: Some(self.0.headers.at(revision)),
+        }))
+    }
+}
+
+impl Context {
+    /// A range after the barrier it asks for. Also what the health checks ask.
+    pub async fn range(&self, request: &pb::RangeRequest) -> Result<pb::RangeResponse, Status> {
+        if !request.serializable {
+            self.raft.read_barrier().await.map_err(status::from_propose)?;
+        }
+        let read = || apply::range::range(&*self.store.view(), request);
+        let wide = !request.range_end.is_empty()
+            && !request.count_only
+            && (request.limit <= 0 || request.limit > INLINE_KEYS_MAX);
+        let answer = if wide {
+            tokio::task::block_in_place(read)
+        } else {
+            read()
+        };
+        let mut response = answer.map_err(status::from_read)?;
+        let revision = response.header.as_ref().map_or(0, |header| header.revision);
+        response.header = Some(self.headers.at(revision));
+        crate::metrics::RANGES.inc();
+        Ok(response)
+    }
+
+    async fn read_txn(&self, request: &pb::TxnRequest) -> Result<pb::TxnResponse, Status> {
+        if !apply::txn::is_serializable(request) {
+            self.raft.read_barrier().await.map_err(status::from_propose)?;
+        }
+        let view = self.store.view();
+        let mut response = tokio::task::block_in_place(|| apply::txn::read(&view, request))
+            .map_err(status::from_failure)?;
+        response.header = Some(self.headers.at(view.revision()));
+        crate::metrics::TXNS.inc();
+        Ok(response)
+    }
+}
+
+/// Key and value as a buffer of their own: left as slices they would keep the whole network frame alive for as long as the
+/// value is in memory.
+fn detach(put: &mut pb::PutRequest) {
+    let mut buffer = BytesMut::with_capacity(put.key.len() + put.value.len());
+    buffer.put_slice(&put.key);
+    buffer.put_slice(&put.value);
+    let mut both = buffer.freeze();
+    put.key = both.split_to(put.key.len());
+    put.value = both;
+}
+
+fn detach_txn(txn: &mut pb::TxnRequest) {
+    for op in txn.success.iter_mut().chain(&mut txn.failure) {
+        match &mut op.request {
+            Some(pb::request_op::Request::RequestPut(put)) => detach(put),
+            Some(pb::request_op::Request::RequestTxn(txn)) => detach_txn(txn),
+            _ => {}
+        }
+    }
+}
+
+type Part = Result<pb::RangeStreamResponse, Status>;
+
+fn stream_parts(context: &Context, request: pb::RangeRequest, parts: &mpsc::Sender<Part>) {
+    let result = if request.count_only {
+        count_part(context, &request).map(|part| {
+            // A reader that is gone needs no count.
+            let _ = parts.blocking_send(Ok(part));
+        })
+    } else {
+        key_parts(context, request, parts)
+    };
+    if let Err(error) = result {
+        let _ = parts.blocking_send(Err(error));
+    }
+}
+
+fn count_part(context: &Context, request: &pb::RangeRequest) -> Result<pb::RangeStreamResponse, Status> {
+    let answer = apply::range::range(&*context.store.view(), request).map_err(status::from_read)?;
+    let revision = answer.header.map_or(0, |header| header.revision);
+    Ok(part(pb::RangeResponse {
+        header: Some(context.headers.at(revision)),
+        count: answer.count,
+        ..Default::default()
+    }))
+}
+
+/// Parts of growing size at one revision, each read on its own, so that a compaction in between ends the stream.
+fn key_parts(
+    context: &Context,
+    mut request: pb::RangeRequest,
+    parts: &mpsc::Sender<Part>,
+) -> Result<(), Status> {
+    let total = if request.limit > 0 { request.limit } else { i64::MAX };
+    request.limit = STREAM_FIRST_KEYS.min(total);
+    let mut header_revision = None;
+    let mut sent = 0;
+    loop {
+        let answer = apply::range::range(&*context.store.view(), &request).map_err(status::from_read)?;
+        let head = answer.header.map_or(0, |header| header.revision);
+        let revision = *header_revision.get_or_insert(head);
+        if request.revision == 0 {
+            request.revision = revision;
+        }
+        let found = answer.kvs.len() as i64;
+        let bytes: usize = answer.kvs.iter().map(Message::encoded_len).sum();
+        let next = answer.kvs.last().map(|kv| {
+            let mut next = kv.key.to_vec();
+            next.push(0);
+            next
+        });
+        sent += found;
+        let done = !answer.more || sent >= total;
+        let mut response = pb::RangeResponse {
+            kvs: answer.kvs,
+            ..Default::default()
+        };
+        if done {
+            response.header = Some(context.headers.at(revision));
+            response.more = answer.more;
+            // The count is of the whole range: what was sent, and what was not.
+            response.count = sent - found + answer.count;
+        }
+        if parts.blocking_send(Ok(part(response))).is_err() || done {
+            return Ok(());
+        }
+        let Some(next) = next else { return Ok(()) };
+        request.key = next.into();
+        let target = context.limits.request_bytes_max;
+        if bytes < target / 2 {
+            request.limit *= 2;
+        } else if bytes > target * 2 {
+            request.limit = (request.limit / 2).max(1);
+        }
+        request.limit = request.limit.min(total - sent);
+    }
+}
+
+fn part(range_response: pb::RangeResponse) -> pb::RangeStreamResponse {
+    pb::RangeStreamResponse {
+        range_response: Some(range_response),
+    }
+}

@@ -1,0 +1,287 @@
+//! Maintenance: what is asked of this member.
+//!
+//! etcd: server/etcdserver/api/v3rpc/maintenance.go.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use ballast_api::error::Error;
+use ballast_api::{API_VERSION, CLUSTER_VERSION, etcdserverpb as pb};
+use ballast_storage::StorageError;
+use ballast_storage::mvcc::Store;
+use futures::Stream;
+use pb::alarm_request::AlarmAction;
+use pb::downgrade_request::DowngradeAction;
+use pb::maintenance_server::Maintenance;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::{Context, status};
+use crate::apply::Answer;
+
+/// Several of etcd's pages: fewer messages for the same bytes.
+const SNAPSHOT_PIECE_BYTES: usize = 128 * 1024;
+/// Pieces made ahead of the client.
+const SNAPSHOT_PIECES_MAX: usize = 4;
+
+/// The Maintenance service.
+#[derive(Clone, Debug)]
+pub struct MaintenanceService(pub Arc<Context>);
+
+#[tonic::async_trait]
+impl Maintenance for MaintenanceService {
+    async fn alarm(
+        &self,
+        request: Request<pb::AlarmRequest>,
+    ) -> Result<Response<pb::AlarmResponse>, Status> {
+        let request = request.into_inner();
+        if request.action == AlarmAction::Get as i32 {
+            // etcd sends it through the log; a barrier tells as much.
+            self.0.raft.read_barrier().await.map_err(status::from_propose)?;
+            return Ok(Response::new(pb::AlarmResponse {
+                header: Some(self.0.headers.at(self.0.store.view().revision())),
+                alarms: self.0.alarms.get(request.alarm),
+            }));
+        }
+        let (revision, answer) = self
+            .0
+            .propose(pb::InternalRaftRequest {
+                alarm: Some(request),
+                ..Default::default()
+            })
+            .await?;
+        let Answer::Alarm(mut response) = answer else {
+            return Err(super::unexpected(&answer));
+        };
+        response.header = Some(self.0.headers.at(revision));
+        Ok(Response::new(response))
+    }
+
+    async fn status(
+        &self,
+        _request: Request<pb::StatusRequest>,
+    ) -> Result<Response<pb::StatusResponse>, Status> {
+        let context = &self.0;
+        let raft = context.raft.status();
+        let sizes = context.store.sizes();
+        let mut errors = Vec::new();
+        if raft.leader == 0 {
+            errors.push(Error::NoLeader.text().to_owned());
+        }
+        errors.extend(context.alarms.get(pb::AlarmType::None as i32).iter().map(alarm_text));
+        Ok(Response::new(pb::StatusResponse {
+            header: Some(context.headers.at(context.store.view().revision())),
+            version: API_VERSION.to_owned(),
+            db_size: sizes.allocated as i64,
+            leader: raft.leader,
+            raft_index: raft.committed_index,
+            raft_term: raft.term,
+            raft_applied_index: raft.applied_index,
+            errors,
+            db_size_in_use: sizes.in_use as i64,
+            is_learner: raft.is_learner,
+            storage_version: CLUSTER_VERSION.to_owned(),
+            db_size_quota: context.limits.quota_bytes.map_or(-1, |bytes| bytes as i64),
+            downgrade_info: Some(pb::DowngradeInfo::default()),
+        }))
+    }
+
+    async fn defragment(
+        &self,
+        _request: Request<pb::DefragmentRequest>,
+    ) -> Result<Response<pb::DefragmentResponse>, Status> {
+        tracing::info!("starting defragment");
+        let store = Arc::clone(&self.0.store);
+        let outcome = tokio::task::spawn_blocking(move || store.defragment()).await;
+        match outcome {
+            Ok(Ok(report)) => {
+                tracing::info!(
+                    size_before = report.before.allocated,
+                    size_after = report.after.allocated,
+                    took = ?report.took,
+                    "finished defragment"
+                );
+                // etcd answers without a header here.
+                Ok(Response::new(pb::DefragmentResponse::default()))
+            }
+            // The old database is still in place: a full disk must not stop the member.
+            Ok(Err(error)) => {
+                tracing::warn!(error = %error, "failed to defragment");
+                Err(Status::unknown(error.to_string()))
+            }
+            Err(_) => Err(Error::Stopped.into()),
+        }
+    }
+
+    async fn hash(
+        &self,
+        _request: Request<pb::HashRequest>,
+    ) -> Result<Response<pb::HashResponse>, Status> {
+        let hash = self.0.hash_kv(0).await?;
+        Ok(Response::new(pb::HashResponse {
+            header: Some(self.0.headers.at(hash.current_revision)),
+            hash: hash.hash,
+        }))
+    }
+
+    async fn hash_kv(
+        &self,
+        request: Request<pb::HashKvRequest>,
+    ) -> Result<Response<pb::HashKvResponse>, Status> {
+        let hash = self.0.hash_kv(request.into_inner().revision).await?;
+        Ok(Response::new(pb::HashKvResponse {
+            header: Some(self.0.headers.at(hash.current_revision)),
+            hash: hash.hash,
+            compact_revision: hash.compact_revision,
+            hash_revision: hash.hash_revision,
+        }))
+    }
+
+    type SnapshotStream = Pin<Box<dyn Stream<Item = Result<pb::SnapshotResponse, Status>> + Send>>;
+
+    async fn snapshot(
+        &self,
+        _request: Request<pb::SnapshotRequest>,
+    ) -> Result<Response<Self::SnapshotStream>, Status> {
+        let store = Arc::clone(&self.0.store);
+        let (pieces, stream) = mpsc::channel(SNAPSHOT_PIECES_MAX);
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = send_snapshot(&store, &pieces) {
+                tracing::error!(error = %error, "failed to make a snapshot");
+                // Whoever waits must not take a part for the whole.
+                let _ = pieces.blocking_send(Err(Status::unknown(error.to_string())));
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
+    }
+
+    async fn move_leader(
+        &self,
+        request: Request<pb::MoveLeaderRequest>,
+    ) -> Result<Response<pb::MoveLeaderResponse>, Status> {
+        let target = request.into_inner().target_id;
+        if !self.0.raft.is_leader() {
+            return Err(Error::NotLeader.into());
+        }
+        match self.0.cluster.member(target) {
+            // It leads already.
+            Some(member) if member.id == self.0.cluster.member_id => {
+                Ok(Response::new(pb::MoveLeaderResponse::default()))
+            }
+            _ => Err(Error::BadLeaderTransferee.into()),
+        }
+    }
+
+    async fn downgrade(
+        &self,
+        request: Request<pb::DowngradeRequest>,
+    ) -> Result<Response<pb::DowngradeResponse>, Status> {
+        let request = request.into_inner();
+        let action = DowngradeAction::try_from(request.action)
+            .map_err(|_| Status::unknown("etcdserver: unknown method"))?;
+        let current = self
+            .0
+            .cluster
+            .version()
+            .ok_or(Error::ClusterVersionUnavailable)?;
+        if action != DowngradeAction::Cancel {
+            check_downgrade(&current, &request.version)?;
+        }
+        if action == DowngradeAction::Enable {
+            return Err(Status::unimplemented(
+                "ballast: this release has no older storage format to go back to",
+            ));
+        }
+        // With nothing under way etcd lets a cancellation pass too.
+        let (major, minor) = major_minor(&current).ok_or(Error::ClusterVersionUnavailable)?;
+        Ok(Response::new(pb::DowngradeResponse {
+            header: Some(self.0.headers.at(self.0.store.view().revision())),
+            version: format!("{major}.{minor}"),
+        }))
+    }
+}
+
+impl Context {
+    async fn hash_kv(&self, revision: i64) -> Result<ballast_storage::mvcc::HashKv, Status> {
+        let store = Arc::clone(&self.store);
+        tokio::task::spawn_blocking(move || store.hash_kv(revision))
+            .await
+            .map_err(|_| Error::Stopped)?
+            .map_err(status::from_read)
+    }
+}
+
+type Piece = Result<pb::SnapshotResponse, Status>;
+
+/// Makes the file piece by piece, as fast as it is read. The last piece is the hash.
+fn send_snapshot(store: &Store, pieces: &mpsc::Sender<Piece>) -> Result<(), StorageError> {
+    let mut snapshot = store.snapshot()?;
+    let total = snapshot.size();
+    tracing::info!(
+        total_bytes = total,
+        revision = snapshot.revision(),
+        "sending database snapshot to client"
+    );
+    let mut sent = 0;
+    while let Some(blob) = snapshot.next_chunk(SNAPSHOT_PIECE_BYTES)? {
+        sent += blob.len() as u64;
+        let piece = pb::SnapshotResponse {
+            header: None,
+            remaining_bytes: total.saturating_sub(sent),
+            blob,
+            version: CLUSTER_VERSION.to_owned(),
+        };
+        if pieces.blocking_send(Ok(piece)).is_err() {
+            tracing::info!("the client of a snapshot went away");
+            return Ok(());
+        }
+    }
+    tracing::info!(total_bytes = total, "successfully sent database snapshot to client");
+    Ok(())
+}
+
+/// An alarm as it reads in Status.errors.
+fn alarm_text(alarm: &pb::AlarmMember) -> String {
+    let name = pb::AlarmType::try_from(alarm.alarm).map_or("NONE", |alarm| alarm.as_str_name());
+    format!("memberID:{} alarm:{name}", alarm.member_id)
+}
+
+/// Exactly one minor version down.
+fn check_downgrade(current: &str, target: &str) -> Result<(), Error> {
+    let (major, minor) = major_minor(target).ok_or(Error::WrongDowngradeVersionFormat)?;
+    let current = major_minor(current).ok_or(Error::ClusterVersionUnavailable)?;
+    if (major, minor + 1) != current {
+        return Err(Error::InvalidDowngradeTargetVersion);
+    }
+    Ok(())
+}
+
+/// The first two numbers of "3.6" or "3.6.0".
+fn major_minor(version: &str) -> Option<(u64, u64)> {
+    let numbers: Option<Vec<u64>> = version.split('.').map(|part| part.parse().ok()).collect();
+    match numbers?.as_slice() {
+        [major, minor] | [major, minor, _] => Some((*major, *minor)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn downgrade_is_one_minor_version_down() {
+        for (target, expected) in [
+            ("3.6.0", Ok(())),
+            ("3.6", Ok(())),
+            ("3.5.0", Err(Error::InvalidDowngradeTargetVersion)),
+            ("3.7.0", Err(Error::InvalidDowngradeTargetVersion)),
+            ("3", Err(Error::WrongDowngradeVersionFormat)),
+            ("three", Err(Error::WrongDowngradeVersionFormat)),
+            ("", Err(Error::WrongDowngradeVersionFormat)),
+        ] {
+            assert_eq!(check_downgrade("3.7.0", target), expected, "{target}");
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! One port for all: gRPC by service name, and what is not gRPC to the HTTP handler.
+//!
+//! A match on the path instead of a router: it is on the way of every request.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+
+use ballast_api::etcdserverpb::{
+    auth_server::AuthServer, cluster_server::ClusterServer, kv_server::KvServer,
+    lease_server::LeaseServer, maintenance_server::MaintenanceServer,
+};
+use http::{Request, Response, header::CONTENT_TYPE};
+use hyper::body::Incoming;
+use tonic::Status;
+use tonic::body::Body;
+use tonic_health::pb::health_server::HealthServer;
+use tower::Service;
+
+use super::auth::AuthService;
+use super::cluster::ClusterService;
+use super::kv::KvService;
+use super::lease::LeaseService;
+use super::limit::LimitedBody;
+use super::maintenance::MaintenanceService;
+use super::watch::WatchService;
+use super::Context;
+use crate::health::Http;
+use crate::metrics;
+use crate::watch::Speaker;
+
+/// What gRPC itself adds to `--max-request-bytes` in etcd.
+pub const GRPC_OVERHEAD_BYTES: usize = 512 * 1024;
+
+type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+/// Everything served on a client port. Cloned per connection.
+#[derive(Clone, Debug)]
+pub struct Mux {
+    kv: KvServer<KvService>,
+    watch: WatchService,
+    lease: LeaseServer<LeaseService>,
+    cluster: ClusterServer<ClusterService>,
+    maintenance: MaintenanceServer<MaintenanceService>,
+    auth: AuthServer<AuthService>,
+    health: HealthServer<tonic_health::server::HealthService>,
+    http: Arc<Http>,
+    message_bytes_max: usize,
+}
+
+impl Mux {
+    pub fn new(context: &Arc<Context>, http: Arc<Http>) -> Self {
+        let share = || Arc::clone(context);
+        let any = usize::MAX;
+        Self {
+            kv: KvServer::new(KvService(share())).max_decoding_message_size(any),
+            watch: WatchService::new(
+                Arc::clone(&context.hub),
+                context.raft.changes(),
+                Speaker {
+                    cluster_id: context.cluster.cluster_id,
+                    member_id: context.cluster.member_id,
+                },
+                context.watch,
+            ),
+            lease: LeaseServer::new(LeaseService(share())).max_decoding_message_size(any),
+            cluster: ClusterServer::new(ClusterService(share())).max_decoding_message_size(any),
+            maintenance: MaintenanceServer::new(MaintenanceService(share()))
+                .max_decoding_message_size(any),
+            auth: AuthServer::new(AuthService(share())).max_decoding_message_size(any),
+            health: HealthServer::new(tonic_health::server::HealthService::from_health_reporter(
+                tonic_health::server::HealthReporter::new(),
+            )),
+            http,
+            message_bytes_max: context.limits.request_bytes_max + GRPC_OVERHEAD_BYTES,
+        }
+    }
+
+    fn answer(&mut self, request: Request<Incoming>) -> Answering {
+        let grpc = request
+            .headers()
+            .get(CONTENT_TYPE)
+            .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
+        if !grpc {
+            let http = Arc::clone(&self.http);
+            return Box::pin(async move { Ok(http.answer(request).await) });
+        }
+        let limit = self.message_bytes_max;
+        let request = request.map(|body| LimitedBody::new(body, limit));
+        let path = request.uri().path();
+        let Some((service, method)) = path.strip_prefix('/').and_then(|path| path.split_once('/'))
+        else {
+            return unknown(format!("malformed method name: {path:?}"));
+        };
+        metrics::count_request(service, method);
+        match service {
+            "etcdserverpb.KV" => self.kv.call(request),
+            "etcdserverpb.Lease" => self.lease.call(request),
+            "etcdserverpb.Watch" => self.watch.call(request),
+            "etcdserverpb.Maintenance" => self.maintenance.call(request),
+            "etcdserverpb.Cluster" => self.cluster.call(request),
+            "etcdserverpb.Auth" => self.auth.call(request),
+            "grpc.health.v1.Health" => self.health.call(request),
+            _ => unknown(format!("unknown service {service}")),
+        }
+    }
+}
+
+impl Service<Request<Incoming>> for Mux {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Answering {
+        self.answer(request)
+    }
+}
+
+fn unknown(text: String) -> Answering {
+    Box::pin(async move { Ok(Status::unimplemented(text).into_http()) })
+}

@@ -1,0 +1,178 @@
+//! Listening: TCP or a socket file, HTTP/1 and HTTP/2 on one port, and a clean end.
+//!
+//! etcd: server/embed/{etcd,serve}.go.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio_util::sync::CancellationToken;
+use tower::Service;
+
+use crate::config::Config;
+use crate::config::urls::{Endpoint, Url};
+use crate::health::{self, Http};
+use crate::rpc::mux::Mux;
+use crate::tasks::Tasks;
+
+const BACKLOG: i32 = 1024;
+/// Room for a few of the largest requests in flight on one stream, and several streams on a connection.
+const STREAM_WINDOW_BYTES: u32 = 2 * 1024 * 1024;
+const CONNECTION_WINDOW_BYTES: u32 = 8 * 1024 * 1024;
+/// What one stream may buffer towards the client.
+const SEND_BUFFER_BYTES: usize = 1024 * 1024;
+/// Streams a client may reset before we call it an attack: deadlines reset streams in honest clients.
+const PENDING_RESETS_MAX: usize = 100_000;
+/// After a failed accept (mostly: too many open files) the loop rests.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// An open listener.
+#[derive(Debug)]
+pub enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// Settings of every connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Connections {
+    pub concurrent_streams_max: u32,
+    pub keepalive_interval: Option<Duration>,
+    pub keepalive_timeout: Duration,
+}
+
+/// What is served on a listener.
+#[derive(Clone, Debug)]
+pub enum Served {
+    /// gRPC and HTTP.
+    All(Box<Mux>),
+    /// Health and metrics only.
+    HttpOnly(Arc<Http>),
+}
+
+impl Listener {
+    pub fn bind(url: &Url, config: &Config) -> std::io::Result<Self> {
+        let endpoint = url
+            .endpoint()
+            .map_err(|why| std::io::Error::new(std::io::ErrorKind::InvalidInput, why))?;
+        match endpoint {
+            Endpoint::Unix(path) => {
+                // A socket file outlives its server.
+                let _ = std::fs::remove_file(&path);
+                Ok(Listener::Unix(UnixListener::bind(path)?))
+            }
+            Endpoint::Tcp { host, port } => {
+                let address: SocketAddr = (host.as_str(), port)
+                    .to_socket_addrs()?
+                    .find(|address| host != "localhost" || address.is_ipv4())
+                    .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::AddrNotAvailable))?;
+                let socket = Socket::new(
+                    Domain::for_address(address),
+                    Type::STREAM,
+                    Some(Protocol::TCP),
+                )?;
+                // Go's listeners have it always: a restart must not wait for old connections.
+                socket.set_reuse_address(true)?;
+                if config.reuse_port {
+                    socket.set_reuse_port(true)?;
+                }
+                socket.set_nonblocking(true)?;
+                socket.bind(&address.into())?;
+                socket.listen(BACKLOG)?;
+                Ok(Listener::Tcp(TcpListener::from_std(socket.into())?))
+            }
+        }
+    }
+
+    /// Accepts until `stop`; each connection is a task of `tasks`.
+    pub async fn serve(
+        self,
+        served: Served,
+        settings: Connections,
+        tasks: Tasks,
+        stop: CancellationToken,
+    ) {
+        loop {
+            let accepted = tokio::select! {
+                () = stop.cancelled() => return,
+                accepted = self.accept() => accepted,
+            };
+            match accepted {
+                Ok(Accepted::Tcp(stream)) => {
+                    let connection = connection(stream, served.clone(), settings, stop.clone());
+                    tasks.spawn(connection);
+                }
+                Ok(Accepted::Unix(stream)) => {
+                    let connection = connection(stream, served.clone(), settings, stop.clone());
+                    tasks.spawn(connection);
+                }
+                Err(error) => {
+                    tracing::warn!(error = %error, "failed to accept a connection");
+                    tokio::time::sleep(ACCEPT_RETRY).await;
+                }
+            }
+        }
+    }
+
+    async fn accept(&self) -> std::io::Result<Accepted> {
+        match self {
+            Listener::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                Ok(Accepted::Tcp(stream))
+            }
+            Listener::Unix(listener) => Ok(Accepted::Unix(listener.accept().await?.0)),
+        }
+    }
+}
+
+enum Accepted {
+    Tcp(tokio::net::TcpStream),
+    Unix(tokio::net::UnixStream),
+}
+
+async fn connection<S>(stream: S, served: Served, settings: Connections, stop: CancellationToken)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new());
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
+        .max_concurrent_streams(settings.concurrent_streams_max)
+        .max_pending_accept_reset_streams(PENDING_RESETS_MAX)
+        .max_local_error_reset_streams(PENDING_RESETS_MAX)
+        .keep_alive_interval(settings.keepalive_interval)
+        .keep_alive_timeout(settings.keepalive_timeout);
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let answering: futures::future::BoxFuture<'static, _> = match &served {
+            Served::All(mux) => mux.clone().call(request),
+            Served::HttpOnly(http) => Box::pin(health::serve_http_only(Arc::clone(http), request)),
+        };
+        answering
+    });
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    let outcome = tokio::select! {
+        outcome = connection.as_mut() => outcome,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = outcome {
+        // Clients go away as they like.
+        tracing::debug!(error = %error, "a connection ended with an error");
+    }
+}

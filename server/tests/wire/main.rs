@@ -1,0 +1,12 @@
+//! The real binary asked over the wire by a plain gRPC client. Case numbers (P01...) are those of public bug reports, whose
+//! sources stand beside each test.
+
+mod compaction;
+mod harness;
+mod http;
+mod kv;
+mod lease;
+mod maintenance;
+mod process;
+mod quota;
+mod txn;
