@@ -9,6 +9,8 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::tools;
 
+/// The name of the default StorageClass.
+pub const STORAGE_CLASS_NAME: &str = "node-local";
 pub const STORAGE_CLASS: &str = include_str!("manifests/storage-class.yaml");
 pub const COREDNS: &str = include_str!("manifests/coredns.yaml");
 

@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use crate::control_plane::{self, ApiServer, StoreKind};
 use crate::netns::NetworkNamespace;
 use crate::node::{self, Node, NodeOptions};
-use crate::pki::{Pki, kubeconfig};
-use crate::process::{self, Process};
+use crate::pki::Pki;
+use crate::process::{self, Process, Program};
 use crate::progress::Progress;
 use crate::wait::wait_for;
 use crate::{addons, forward, images, paths, tools};
@@ -66,16 +66,14 @@ pub struct Cluster {
     pub options: Options,
     state: PathBuf,
     namespace: NetworkNamespace,
-    doors: Vec<SocketAddr>,
     node: Option<Node>,
-    pki: Option<Pki>,
+    pki: Pki,
 }
 
 /// What is written down for a later `attach`.
 #[derive(Serialize, Deserialize)]
 struct Facts {
     options: Options,
-    doors: Vec<SocketAddr>,
 }
 
 impl Cluster {
@@ -102,14 +100,12 @@ impl Cluster {
             options,
             state,
             namespace,
-            doors: Vec::new(),
             node: None,
-            pki: Some(pki),
+            pki,
         };
         cluster.start(progress).await?;
         let facts = Facts {
             options: cluster.options.clone(),
-            doors: cluster.doors.clone(),
         };
         fs::write(
             cluster.state.join("cluster.json"),
@@ -136,10 +132,9 @@ impl Cluster {
         Ok(Self {
             namespace: NetworkNamespace::named(&format!("ballast-{name}")),
             options: facts.options,
+            pki: Pki::open(&state.join("pki")),
             state,
-            doors: facts.doors,
             node,
-            pki: None,
         })
     }
 
@@ -160,11 +155,7 @@ impl Cluster {
     }
 
     /// Starts an API server on the given store, with a door to it and a kubeconfig.
-    pub fn start_api_server(&mut self, name: &str, index: u16, store: &str) -> Result<Process> {
-        let pki = self
-            .pki
-            .as_ref()
-            .context("the cluster was started by another run")?;
+    pub fn start_api_server(&self, name: &str, index: u16, store: &str) -> Result<Process> {
         let port = FIRST_API_PORT + index;
         let server = ApiServer {
             name,
@@ -173,12 +164,10 @@ impl Cluster {
             store,
             extra: &self.options.api_flags,
         };
-        let process = server.start(pki, &self.state, &self.namespace)?;
+        let process = server.start(&self.pki, &self.state, &self.namespace)?;
         let to = SocketAddr::from((ADDRESS, port));
         let (_, door) = forward::start(&self.state, &format!("door-{name}"), &self.namespace, to)?;
-        self.doors.push(door);
-        let admin = pki.client("admin", "admin", &["system:masters"])?;
-        let config = kubeconfig(&format!("https://{door}"), &pki.authority(), &admin);
+        let config = self.pki.kubeconfig("admin", &format!("https://{door}"))?;
         fs::write(self.kubeconfig(index), config)?;
         Ok(process)
     }
@@ -200,10 +189,7 @@ impl Cluster {
 
     async fn start_node(&mut self, progress: &Progress) -> Result<()> {
         let inside = format!("https://{ADDRESS}:{FIRST_API_PORT}");
-        let pki = self
-            .pki
-            .as_ref()
-            .context("the cluster was started by another run")?;
+        let pki = &self.pki;
         progress.stage("Controllers and scheduler");
         control_plane::start_controllers(pki, &self.state, &self.namespace, &inside)?;
         progress.stage("Node: containerd, kubelet, kube-proxy");
@@ -241,6 +227,14 @@ impl Cluster {
         .await?;
         progress.stage("StorageClass and CoreDNS");
         addons::apply(&self.kubeconfig(0), addons::STORAGE_CLASS)?;
+        Program::new("provisioner", paths::harness_binary()?)
+            .argument("provision")
+            .argument(format!("--kubeconfig={}", self.kubeconfig(0).display()))
+            .argument(format!(
+                "--folder={}",
+                self.state.join("node/volumes").display()
+            ))
+            .start(&self.state)?;
         addons::apply(&self.kubeconfig(0), addons::COREDNS)?;
         self.wait_available("kube-system", "coredns", Duration::from_secs(120))
             .await?;
@@ -382,12 +376,12 @@ pub fn api_server_name(index: u16) -> String {
 }
 
 /// Takes the cluster of this name down when a test ends, whichever way it ends. With
-/// `BALLAST_E2E_KEEP` set, a failed test leaves its cluster for a look.
+/// `BALLAST_E2E_KEEP` set it is left for a look.
 pub struct Guard(pub String);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if std::thread::panicking() && std::env::var_os("BALLAST_E2E_KEEP").is_some() {
+        if std::env::var_os("BALLAST_E2E_KEEP").is_some() {
             return;
         }
         if let Err(error) = Cluster::down_by_name(&self.0) {

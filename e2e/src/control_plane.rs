@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::netns::NetworkNamespace;
 use crate::node::POD_NETWORK;
-use crate::pki::{Pki, kubeconfig};
+use crate::pki::Pki;
 use crate::process::{Process, Program};
 use crate::wait::wait_for_blocking;
 use crate::{paths, tools};
@@ -32,6 +33,15 @@ pub enum StoreKind {
     Etcd,
     /// Our server, as built at this path.
     Ballast(PathBuf),
+}
+
+impl std::fmt::Display for StoreKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Etcd => "etcd",
+            Self::Ballast(_) => "Ballast",
+        })
+    }
 }
 
 impl StoreKind {
@@ -136,7 +146,7 @@ pub fn prepare(pki: &Pki, address: Ipv4Addr) -> Result<()> {
         "kube-apiserver-kubelet-client",
         &["system:masters"],
     )?;
-    Ok(())
+    pki.client("admin", "admin", &["system:masters"])
 }
 
 /// One kube-apiserver.
@@ -194,40 +204,54 @@ pub fn start_controllers(
 ) -> Result<Vec<Process>> {
     let file = |flag: &str, name: &str| format!("--{flag}={}", pki.file(name).display());
     let client = |name: &str| -> Result<String> {
-        let identity = pki.client(name, &format!("system:{name}"), &[])?;
+        pki.client(name, &format!("system:{name}"), &[])?;
         let path = pki.file(&format!("{name}.kubeconfig"));
-        fs::write(&path, kubeconfig(server, &pki.authority(), &identity))?;
+        fs::write(&path, pki.kubeconfig(name, server)?)?;
         Ok(format!("--kubeconfig={}", path.display()))
     };
-    // The host-path provisioner makes its folders itself, at a fixed place: it gets the node's.
-    let host_path = state.join("node/host-path");
-    fs::create_dir_all(&host_path)?;
-    let script = "mount -t tmpfs tmpfs /tmp && mkdir /tmp/hostpath_pv && \
-                  mount --bind \"$1\" /tmp/hostpath_pv && shift && exec \"$@\"";
-    let manager = Program::new("kube-controller-manager", "/usr/bin/unshare".into())
-        .arguments(["--mount", "--", "/bin/sh", "-c", script, "sh"])
-        .argument(host_path.to_string_lossy())
-        .argument(tools::path("kube-controller-manager")?.to_string_lossy())
-        .argument(client("kube-controller-manager")?)
-        .argument(file("root-ca-file", "ca.crt"))
-        .argument(file("service-account-private-key-file", "sa.key"))
-        .argument(file("cluster-signing-cert-file", "ca.crt"))
-        .argument(file("cluster-signing-key-file", "ca.key"))
-        .argument(format!("--cluster-cidr={POD_NETWORK}"))
-        .argument(format!("--service-cluster-ip-range={SERVICE_NETWORK}"))
-        .arguments([
-            "--allocate-node-cidrs=true",
-            "--use-service-account-credentials=true",
-            "--enable-hostpath-provisioner=true",
-            "--bind-address=127.0.0.1",
-            "--leader-elect=false",
-        ])
-        .inside(namespace)
-        .start(state)?;
+    let manager = Program::new(
+        "kube-controller-manager",
+        tools::path("kube-controller-manager")?,
+    )
+    .argument(client("kube-controller-manager")?)
+    .argument(file("root-ca-file", "ca.crt"))
+    .argument(file("service-account-private-key-file", "sa.key"))
+    .argument(file("cluster-signing-cert-file", "ca.crt"))
+    .argument(file("cluster-signing-key-file", "ca.key"))
+    .argument(format!("--cluster-cidr={POD_NETWORK}"))
+    .argument(format!("--service-cluster-ip-range={SERVICE_NETWORK}"))
+    .arguments([
+        "--allocate-node-cidrs=true",
+        "--use-service-account-credentials=true",
+        "--bind-address=127.0.0.1",
+        "--leader-elect=false",
+    ])
+    .inside(namespace)
+    .start(state)?;
     let scheduler = Program::new("kube-scheduler", tools::path("kube-scheduler")?)
         .argument(client("kube-scheduler")?)
         .arguments(["--bind-address=127.0.0.1", "--leader-elect=false"])
         .inside(namespace)
         .start(state)?;
     Ok(vec![manager, scheduler])
+}
+
+/// Runs etcdctl against the store under the control plane, and returns what it prints.
+pub fn etcdctl(namespace: &NetworkNamespace, arguments: &[&str]) -> Result<String> {
+    let output = Command::new("nsenter")
+        .arg(namespace.nsenter())
+        .arg("--")
+        .arg(tools::path("etcdctl")?)
+        .arg(format!("--endpoints={}", store_url()))
+        .args(arguments)
+        .output()
+        .context("nsenter")?;
+    if !output.status.success() {
+        bail!(
+            "etcdctl {}: {}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -26,7 +26,7 @@ impl Image {
     /// program brings none.
     pub fn of_program(reference: &str, program: &Path, entrypoint: &[&str]) -> Result<Self> {
         let name = program.file_name().context("a program has a file name")?;
-        let inside = Path::new("/usr/bin").join(name);
+        let inside = Path::new("/usr/local/bin").join(name);
         let mut files = BTreeMap::new();
         for library in shared_libraries(program)? {
             let source = library
@@ -63,7 +63,7 @@ impl Image {
             "config": {
                 "Entrypoint": self.entrypoint,
                 "User": self.user,
-                "Env": ["PATH=/usr/bin"],
+                "Env": ["PATH=/usr/local/bin"],
                 "WorkingDir": "/",
             },
             "rootfs": { "type": "layers", "diff_ids": [digest(&layer)] },

@@ -12,6 +12,10 @@ use crate::{paths, tools};
 pub const PAUSE: &str = "ballast.dev/e2e/pause:1";
 /// Answers HTTP and looks things up from inside a pod.
 pub const WEB: &str = "ballast.dev/e2e/web:1";
+/// The store and the operator, as a chart of this release names them.
+pub const STORE_REPOSITORY: &str = "ballast";
+pub const OPERATOR_REPOSITORY: &str = "ballast-operator";
+pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// The cluster's name server.
 pub const COREDNS: &str = "ballast.dev/e2e/coredns:v1.14.7";
 
@@ -35,9 +39,21 @@ pub fn base() -> Result<Vec<PathBuf>> {
     ])
 }
 
-/// Writes an image of a program of this project.
-pub fn of_product(name: &str, reference: &str, program: &Path) -> Result<PathBuf> {
-    cached(name, &Image::of_program(reference, program, &[])?, program)
+/// Writes the images of this project's own programs.
+pub fn products() -> Result<Vec<PathBuf>> {
+    let product = |repository: &str, program: PathBuf| {
+        // What a pod calls `name:tag` containerd knows by its full reference.
+        let reference = format!("docker.io/library/{repository}:{RELEASE}");
+        cached(
+            repository,
+            &Image::of_program(&reference, &program, &[])?,
+            &program,
+        )
+    };
+    Ok(vec![
+        product(STORE_REPOSITORY, paths::server_binary())?,
+        product(OPERATOR_REPOSITORY, paths::operator_binary())?,
+    ])
 }
 
 /// An archive in the cache, written again when its program is newer.

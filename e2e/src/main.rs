@@ -9,7 +9,7 @@ use ballast_e2e::control_plane::StoreKind;
 use ballast_e2e::progress::Progress;
 use ballast_e2e::up::{self, UpOptions};
 use ballast_e2e::{bench, diff, peers};
-use ballast_e2e::{forward, node_init, packages, paths, suites, tools};
+use ballast_e2e::{addons, forward, node_init, packages, paths, provisioner, suites, tools};
 use clap::{Parser, Subcommand};
 
 /// A real Kubernetes on a store under test, on one machine.
@@ -61,6 +61,13 @@ enum Command {
     Packages,
     #[command(hide = true)]
     NodeInit { spec: PathBuf },
+    #[command(hide = true)]
+    Provision {
+        #[arg(long)]
+        kubeconfig: PathBuf,
+        #[arg(long)]
+        folder: PathBuf,
+    },
     #[command(hide = true)]
     Forward {
         #[arg(long)]
@@ -121,6 +128,19 @@ fn run(command: Command) -> Result<()> {
         }
         Command::Packages => packages::ensure(&Progress::new()),
         Command::NodeInit { spec } => node_init::run(&spec),
+        Command::Provision { kubeconfig, folder } => {
+            tracing_subscriber::fmt()
+                .with_writer(std::io::stderr)
+                .init();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?;
+            runtime.block_on(provisioner::run(
+                &kubeconfig,
+                addons::STORAGE_CLASS_NAME,
+                &folder,
+            ))
+        }
         Command::Forward {
             namespace,
             listen,

@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::images::PAUSE;
 use crate::netns::NetworkNamespace;
 use crate::node_init::{NodeProgram, NodeSpec};
-use crate::pki::{Pki, kubeconfig};
+use crate::pki::Pki;
 use crate::process::{Process, Program};
 use crate::tools;
 use crate::wait::wait_for_blocking;
@@ -255,8 +255,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 
     fn kubelet(&self, folder: &Path) -> Result<PathBuf> {
         let user = format!("system:node:{}", self.name);
-        let identity = self.pki.client("kubelet", &user, &["system:nodes"])?;
-        let config = kubeconfig(self.server, &self.pki.authority(), &identity);
+        self.pki.client("kubelet", &user, &["system:nodes"])?;
+        let config = self.pki.kubeconfig("kubelet", self.server)?;
         fs::write(folder.join("kubelet.kubeconfig"), config)?;
         let config = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -292,12 +292,9 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
     }
 
     fn proxy(&self, folder: &Path) -> Result<PathBuf> {
-        let identity = self.pki.client("kube-proxy", "system:kube-proxy", &[])?;
+        self.pki.client("kube-proxy", "system:kube-proxy", &[])?;
         let client = folder.join("kube-proxy.kubeconfig");
-        fs::write(
-            &client,
-            kubeconfig(self.server, &self.pki.authority(), &identity),
-        )?;
+        fs::write(&client, self.pki.kubeconfig("kube-proxy", self.server)?)?;
         let config = json!({
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",

@@ -106,7 +106,6 @@ fn set_up_mounts(folder: &Path) -> Result<()> {
         ("kubelet", "/var/lib/kubelet"),
         ("cni", "/var/lib/cni"),
         ("pod-logs", "/var/log/pods"),
-        ("host-path", "/tmp/hostpath_pv"),
     ] {
         let own = folder.join(own);
         fs::create_dir_all(&own)?;

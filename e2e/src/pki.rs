@@ -16,13 +16,14 @@ use serde_json::json;
 /// A folder of PEM files: `<name>.crt` and `<name>.key` for each certificate.
 pub struct Pki {
     folder: PathBuf,
-    authority: CertifiedIssuer<'static, KeyPair>,
+    /// Only where it was made: who finds the folder later reads certificates, and issues none.
+    authority: Option<CertifiedIssuer<'static, KeyPair>>,
 }
 
 /// A key and its certificate, in PEM.
-pub struct Identity {
-    pub certificate: String,
-    pub key: String,
+struct Identity {
+    certificate: String,
+    key: String,
 }
 
 impl Pki {
@@ -34,7 +35,7 @@ impl Pki {
         fs::write(folder.join("ca.crt"), authority.pem())?;
         Ok(Self {
             folder: folder.to_path_buf(),
-            authority,
+            authority: Some(authority),
         })
     }
 
@@ -42,21 +43,44 @@ impl Pki {
         self.folder.join(name)
     }
 
-    /// The authority's certificate, in PEM.
-    pub fn authority(&self) -> String {
-        self.authority.pem()
+    /// The files an earlier run made.
+    pub fn open(folder: &Path) -> Self {
+        Self {
+            folder: folder.to_path_buf(),
+            authority: None,
+        }
     }
 
     /// A certificate for a client of the API: its user is `user`, its groups are `groups`.
-    pub fn client(&self, name: &str, user: &str, groups: &[&str]) -> Result<Identity> {
-        let identity = issue(&self.authority, user, groups, &[])?;
-        self.write(name, identity)
+    pub fn client(&self, name: &str, user: &str, groups: &[&str]) -> Result<()> {
+        self.write(name, issue(self.authority()?, user, groups, &[])?)
     }
 
     /// A certificate for a server that is known by these names and addresses.
-    pub fn server(&self, name: &str, names: &[&str]) -> Result<Identity> {
-        let identity = issue(&self.authority, name, &[], names)?;
-        self.write(name, identity)
+    pub fn server(&self, name: &str, names: &[&str]) -> Result<()> {
+        self.write(name, issue(self.authority()?, name, &[], names)?)
+    }
+
+    /// A kubeconfig for the client of this name, with everything in it.
+    pub fn kubeconfig(&self, name: &str, server: &str) -> Result<String> {
+        let read = |name: String| {
+            fs::read(self.file(&name))
+                .map(|bytes| STANDARD.encode(bytes))
+                .context(name)
+        };
+        let (certificate, key) = (read(format!("{name}.crt"))?, read(format!("{name}.key"))?);
+        Ok(kubeconfig(
+            server,
+            &read("ca.crt".to_owned())?,
+            &certificate,
+            &key,
+        ))
+    }
+
+    fn authority(&self) -> Result<&CertifiedIssuer<'static, KeyPair>> {
+        self.authority
+            .as_ref()
+            .context("an earlier run made this authority, and no other may issue")
     }
 
     /// The aggregation layer's authority and client, and the key pair that signs the tokens of
@@ -71,29 +95,24 @@ impl Pki {
         Ok(())
     }
 
-    fn write(&self, name: &str, identity: Identity) -> Result<Identity> {
+    fn write(&self, name: &str, identity: Identity) -> Result<()> {
         fs::write(self.file(&format!("{name}.crt")), &identity.certificate)?;
-        write_private(&self.file(&format!("{name}.key")), &identity.key)?;
-        Ok(identity)
+        write_private(&self.file(&format!("{name}.key")), &identity.key)
     }
 }
 
-/// A kubeconfig with everything in it. JSON is YAML, so every client reads it.
-pub fn kubeconfig(server: &str, authority: &str, identity: &Identity) -> String {
-    let encode = |text: &str| STANDARD.encode(text);
+/// JSON is YAML, so every client reads it.
+fn kubeconfig(server: &str, authority: &str, certificate: &str, key: &str) -> String {
     json!({
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{
             "name": "ballast",
-            "cluster": { "server": server, "certificate-authority-data": encode(authority) },
+            "cluster": { "server": server, "certificate-authority-data": authority },
         }],
         "users": [{
             "name": "ballast",
-            "user": {
-                "client-certificate-data": encode(&identity.certificate),
-                "client-key-data": encode(&identity.key),
-            },
+            "user": { "client-certificate-data": certificate, "client-key-data": key },
         }],
         "contexts": [{ "name": "ballast", "context": { "cluster": "ballast", "user": "ballast" } }],
         "current-context": "ballast",

@@ -2,10 +2,11 @@
 
 use std::io::Write as _;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use crate::cluster::{Cluster, Options};
-use crate::control_plane::StoreKind;
+use crate::control_plane::{self, StoreKind};
+use crate::operator::{self, Sample};
 use crate::progress::Progress;
 use crate::{packages, paths, process, tools};
 
@@ -28,24 +29,29 @@ pub async fn up(options: UpOptions) -> Result<()> {
     let progress = Progress::new();
     progress.stage("Packages");
     packages::ensure(&progress)?;
-    if let Ok(cluster) = Cluster::attach(&options.name) {
-        progress.finish();
-        progress.detail("the cluster is up already");
-        return tell(&cluster);
-    }
-    let cluster = Cluster::up(
-        Options {
-            name: options.name,
-            store: options.store,
-            node: true,
-            api_servers: 1,
-            api_flags: Vec::new(),
-        },
-        &progress,
-    )
-    .await?;
+    let cluster = match Cluster::attach(&options.name) {
+        Ok(cluster) => {
+            progress.detail("the cluster is up already");
+            cluster
+        }
+        Err(_) => {
+            let cluster = Options {
+                name: options.name,
+                store: options.store,
+                node: true,
+                api_servers: 1,
+                api_flags: Vec::new(),
+            };
+            Cluster::up(cluster, &progress).await?
+        }
+    };
+    let sample = if options.operator {
+        Some(operator::install(&cluster, &progress).await?)
+    } else {
+        None
+    };
     progress.finish();
-    tell(&cluster)
+    tell(&cluster, sample.as_ref())
 }
 
 /// Takes everything down.
@@ -75,15 +81,43 @@ pub fn status(name: &str) -> Result<()> {
     Ok(())
 }
 
-fn tell(cluster: &Cluster) -> Result<()> {
+fn tell(cluster: &Cluster, sample: Option<&Sample>) -> Result<()> {
     say("");
     status(&cluster.options.name)?;
-    let kubectl = tools::path("kubectl").context("kubectl was built before")?;
+    let bin = paths::cache()?.join("bin");
     say("");
     say(&format!(
-        "Try:  export KUBECONFIG={}",
+        "A Kubernetes {} whose control plane is stored in {}:",
+        tools::KUBERNETES_VERSION,
+        cluster.options.store
+    ));
+    say(&format!("  export PATH={}:$PATH", bin.display()));
+    say(&format!(
+        "  export KUBECONFIG={}",
         cluster.kubeconfig(0).display()
     ));
-    say(&format!("      {} get nodes,pods -A", kubectl.display()));
+    say("  kubectl get nodes,pods -A");
+    if let Some(sample) = sample {
+        say("  kubectl get storeclusters,storebackups -A");
+        say(&format!("  kubectl describe storecluster {}", sample.name));
+        say("");
+        say(&format!(
+            "A second control plane, stored in the StoreCluster {} at {}:",
+            sample.name, sample.url
+        ));
+        say(&format!(
+            "  kubectl --kubeconfig={} get namespaces",
+            cluster.kubeconfig(operator::SECOND).display()
+        ));
+    }
+    let namespace = cluster.namespace().nsenter();
+    say("");
+    say(
+        "The store under the first, and any Service or pod address, from inside its network namespace:",
+    );
+    say(&format!(
+        "  nsenter {namespace} etcdctl --endpoints={} endpoint status -w table",
+        control_plane::store_url()
+    ));
     Ok(())
 }
