@@ -213,7 +213,9 @@ impl http_body::Body for WatchBody {
             this.end = this.session.poll_write(cx, &mut this.out).err();
         }
         if !this.out.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(this.out.split().freeze()))));
+            // A new buffer for each chunk: what is left of an old one would pin it, and a large response with it.
+            let chunk = std::mem::take(&mut this.out).freeze();
+            return Poll::Ready(Some(Ok(Frame::data(chunk))));
         }
         let Some(status) = this.end.take() else {
             return Poll::Pending;

@@ -74,6 +74,8 @@ pub(crate) struct Mailbox {
     pending: IntGauge,
     /// Some watcher was set aside because the mailbox was full.
     pub(crate) lagging: AtomicBool,
+    /// Changes under the lock only.
+    closed: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -85,7 +87,6 @@ struct Inner {
     floor: i64,
     /// Watchers of the stream that are behind.
     unsynced: usize,
-    closed: bool,
     waker: Option<Waker>,
 }
 
@@ -105,6 +106,7 @@ impl Mailbox {
             entries: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
             lagging: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
         }
     }
 
@@ -122,7 +124,7 @@ impl Mailbox {
     /// `upto`: the dispatcher has now put in everything of this stream up to that revision.
     pub(crate) fn put_live(&self, events: Events, upto: i64) {
         let mut inner = self.inner.lock();
-        if inner.closed {
+        if self.is_closed() {
             return;
         }
         self.account(&events);
@@ -134,7 +136,7 @@ impl Mailbox {
     /// `read_to`: the last revision that may be among the events.
     pub(crate) fn put_history(&self, events: Events, revision: i64, read_to: i64) {
         let mut inner = self.inner.lock();
-        if inner.closed {
+        if self.is_closed() {
             return;
         }
         self.account(&events);
@@ -176,7 +178,7 @@ impl Mailbox {
     /// The node stops, or the stream has ended: nothing goes in any more.
     pub(crate) fn close(&self) {
         let mut inner = self.inner.lock();
-        inner.closed = true;
+        self.closed.store(true, Ordering::SeqCst);
         inner.deliveries = Vec::new();
         let left = self.entries.swap(0, Ordering::SeqCst);
         self.pending.sub(left as i64);
@@ -184,7 +186,7 @@ impl Mailbox {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.inner.lock().closed
+        self.closed.load(Ordering::SeqCst)
     }
 
     /// Takes all that waits, or leaves the waker and says how far the watchers are.

@@ -19,6 +19,9 @@ const LIVE_BYTES_MAX: usize = 1 << 20;
 /// Revisions in one response, as in etcd.
 const REVISIONS_MAX: usize = 1000;
 
+/// Frame, header and watch id: ids of members and clusters take ten bytes each.
+const HEAD_BYTES_GUESS: usize = 48;
+
 const NIL: u32 = u32::MAX;
 
 /// Deliveries that are written together.
@@ -125,6 +128,7 @@ impl Run {
         voice: Voice,
         watchers: &mut Watchers,
     ) -> bool {
+        self.reserve(out, bytes_max);
         while let Some((slot, _)) = self.order.get(self.at) {
             if out.len() >= bytes_max {
                 return false;
@@ -144,6 +148,15 @@ impl Run {
             }
         }
         true
+    }
+
+    /// Room for what is likely to be written: watchers of one stream mostly get events of one size.
+    fn reserve(&self, out: &mut BytesMut, bytes_max: usize) {
+        if self.cursor != NIL {
+            let watchers = self.order.len() - self.at;
+            let per_watcher = HEAD_BYTES_GUESS + self.bytes(self.cursor, true).len();
+            out.reserve((watchers * per_watcher).min(bytes_max + per_watcher));
+        }
     }
 
     fn resolve(&self, link: &Link) -> (&Arc<Commit>, usize) {

@@ -177,9 +177,6 @@ impl Session {
         if let Some(guard) = &mut self.leader {
             guard.poll(cx)?;
         }
-        if self.stream.mailbox.is_closed() {
-            return Err(Error::Stopped.into());
-        }
         loop {
             self.poll_requests(cx, out)?;
             self.poll_ticker(cx);
@@ -195,6 +192,10 @@ impl Session {
             {
                 self.inbox.extend(self.taken.drain(..));
                 continue;
+            }
+            // After the waker is left, or the close between the two would go unseen.
+            if self.stream.mailbox.is_closed() {
+                return Err(Error::Stopped.into());
             }
             self.write_progress(out);
             return Ok(());
