@@ -2,11 +2,28 @@
 //!
 //! `crds/` and the chart's `crds/` folder hold what this prints; `tests/generated.rs` compares.
 
+use std::path::Path;
+use std::{fs, io};
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 use serde_json::Value;
 
 use crate::crd::{StoreBackup, StoreCluster};
+
+/// Where the CRDs lie on paper, below the root of the repository.
+pub const FOLDERS: [&str; 2] = ["crds", "charts/ballast-operator/crds"];
+
+/// Writes every CRD to its places.
+pub fn write(root: &Path) -> io::Result<()> {
+    for folder in FOLDERS {
+        fs::create_dir_all(root.join(folder))?;
+        for (name, yaml) in all() {
+            fs::write(root.join(folder).join(name), yaml)?;
+        }
+    }
+    Ok(())
+}
 
 /// Every CRD as (file name, YAML).
 pub fn all() -> Vec<(String, String)> {

@@ -70,6 +70,8 @@ impl Candidate {
             tokio::time::sleep(RETRY_PERIOD).await;
             match tokio::time::timeout(RENEW_DEADLINE, self.try_once()).await {
                 Ok(Ok(true)) => renewed = clock::monotonic(),
+                // A renewal that timed out here may have arrived: then the record moved, by us.
+                Ok(Ok(false)) if self.holds().await => {}
                 Ok(Ok(false)) => return,
                 Ok(Err(error)) => tracing::warn!(%error, "cannot renew the lease"),
                 Err(_) => tracing::warn!(lease = %self.name, "renewal timed out"),
@@ -129,6 +131,12 @@ impl Candidate {
         };
         let secs = u64::try_from(spec.lease_duration_seconds.unwrap_or(LEASE_SECS)).unwrap_or(1);
         now.duration_since(since) >= Duration::from_secs(secs)
+    }
+
+    async fn holds(&self) -> bool {
+        let lease = self.get().await.ok().flatten();
+        let holder = lease.and_then(|l| l.spec?.holder_identity);
+        holder.as_deref() == Some(&self.identity)
     }
 
     async fn get(&self) -> Result<Option<Lease>, LeaseError> {

@@ -1,7 +1,7 @@
 //! ballast-operator: the operator, its CRDs on paper, and the agent beside a store.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 
 use ballast_operator::agent::{self, AgentCommand};
@@ -23,9 +23,9 @@ enum Command {
     Run(RunArgs),
     /// Print the CRDs, or write one file per kind.
     Crds {
-        /// Folder to write to.
+        /// Write to `crds/` and the chart's copy below the current folder.
         #[arg(long)]
-        out: Option<PathBuf>,
+        write: bool,
     },
     /// Work beside a store; the operator's pods call this.
     #[command(subcommand)]
@@ -36,6 +36,9 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .json()
+        // kube's spans repeat at length what each line here says in a word.
+        .with_current_span(false)
+        .with_span_list(false)
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .init();
@@ -54,16 +57,10 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
             .enable_all()
             .build()?
             .block_on(run::run(args)),
-        Command::Crds { out: None } => Ok(std::io::stdout()
+        Command::Crds { write: false } => Ok(std::io::stdout()
             .lock()
             .write_all(crdgen::stream().as_bytes())?),
-        Command::Crds { out: Some(folder) } => {
-            std::fs::create_dir_all(&folder)?;
-            for (name, yaml) in crdgen::all() {
-                std::fs::write(folder.join(name), yaml)?;
-            }
-            Ok(())
-        }
+        Command::Crds { write: true } => Ok(crdgen::write(Path::new("."))?),
         Command::Agent(command) => Ok(agent::run(command)?),
     }
 }

@@ -15,6 +15,8 @@ use crate::crd::{BackupLocation, StoreBackup, StoreCluster};
 
 /// How long a StoreBackup waits for a StoreCluster that does not exist.
 const CLUSTER_WAIT_SECS: i64 = 600;
+/// How long a backup may run whose StoreCluster no longer says.
+const ORPHAN_SECS_MAX: i64 = 3600;
 /// Pods that are tried.
 const ATTEMPTS_MAX: i32 = 3;
 
@@ -173,7 +175,7 @@ fn goes_before(other: &StoreBackup, this: &StoreBackup) -> bool {
 }
 
 fn run(view: &View, started: i64) -> BackupStep {
-    let Some(cluster) = &view.cluster else {
+    let Some(cluster) = view.cluster.as_ref().filter(|c| !is_going(*c)) else {
         let message = "the StoreCluster was deleted while the backup ran".to_owned();
         return BackupStep::Fail {
             reason: backup_reason::FAILED,
@@ -184,7 +186,7 @@ fn run(view: &View, started: i64) -> BackupStep {
         .spec
         .backup
         .as_ref()
-        .map_or(0, |b| i64::from(b.deadline_seconds));
+        .map_or(ORPHAN_SECS_MAX, |b| i64::from(b.deadline_seconds));
     if view.now > started + deadline {
         let message = format!("did not end within {deadline}s");
         return BackupStep::Fail {

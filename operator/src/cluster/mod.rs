@@ -17,7 +17,7 @@ pub mod validate;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolumeClaim, Pod};
 use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams};
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
@@ -26,6 +26,7 @@ use kube::{Api, Resource, ResourceExt};
 use serde_json::json;
 
 use self::apply::{ApplyError, Outcome, Writer};
+use self::build::volume::build_data_volume;
 use self::build::{CLUSTER_UID_LABEL, MANAGER};
 use self::observe::{ObserveError, is_going};
 use self::plan::{Decision, Step};
@@ -33,7 +34,7 @@ use self::validate::Desired;
 use crate::clock;
 use crate::context::Context;
 use crate::crd::conditions::{self, DEGRADED, NO_SPACE, READY};
-use crate::crd::{StoreCluster, StoreClusterStatus};
+use crate::crd::{StoreCluster, StoreClusterStatus, WhenDeleted};
 use crate::quantity::human;
 
 /// Keeps a StoreCluster until its pods are gone.
@@ -219,9 +220,43 @@ async fn cleanup(cluster: &StoreCluster, ctx: &Context) -> Result<Action, Reconc
     if !found.items.is_empty() {
         return Err(ReconcileError::PodsRemain(found.items.len()));
     }
+    keep_volume(cluster, &writer, ctx).await?;
     ctx.metrics.forget(&namespace, &cluster.name_any());
     tracing::info!(cluster = %cluster.name_any(), %namespace, "store removed");
     Ok(Action::await_change())
+}
+
+/// A volume that is to stay must not have an owner when its owner goes. The planner sees to that, but
+/// a deletion may follow at once on the change of policy.
+async fn keep_volume(
+    cluster: &StoreCluster,
+    writer: &Writer<'_>,
+    ctx: &Context,
+) -> Result<(), ReconcileError> {
+    if cluster.spec.storage.when_deleted == WhenDeleted::Delete {
+        return Ok(());
+    }
+    let Ok(desired) = validate::validate(cluster, &ctx.settings) else {
+        return Ok(());
+    };
+    let volumes: Api<PersistentVolumeClaim> =
+        Api::namespaced(ctx.client.clone(), &desired.namespace);
+    let name = desired.volume_name();
+    let live = volumes
+        .get_opt(&name)
+        .await
+        .map_err(|source| ObserveError::Read {
+            kind: "PersistentVolumeClaim".to_owned(),
+            name,
+            source: Box::new(source),
+        })?;
+    let owned = live.is_some_and(|v| v.owner_references().iter().any(|o| o.uid == desired.uid));
+    if owned {
+        writer
+            .server_side_apply::<PersistentVolumeClaim>(&build_data_volume(&desired))
+            .await?;
+    }
+    Ok(())
 }
 
 /// Writes the status if it says something new, and tells of conditions that changed.

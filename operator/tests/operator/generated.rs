@@ -1,4 +1,4 @@
-//! Generated files are what the types say: `ballast-operator crds --out crds` and the chart's copy.
+//! Generated files are what the types say: `ballast-operator crds --write`.
 //! `UPDATE=1 cargo test -p ballast-operator --test generated` rewrites both.
 
 use std::path::{Path, PathBuf};
@@ -14,15 +14,12 @@ fn root() -> PathBuf {
 
 #[test]
 fn crds_on_paper_are_the_ones_in_the_types() {
-    for folder in ["crds", "charts/ballast-operator/crds"] {
+    if std::env::var_os("UPDATE").is_some() {
+        crdgen::write(&root()).unwrap();
+    }
+    for folder in crdgen::FOLDERS {
         let folder = root().join(folder);
         let all = crdgen::all();
-        if std::env::var_os("UPDATE").is_some() {
-            std::fs::create_dir_all(&folder).unwrap();
-            for (name, yaml) in &all {
-                std::fs::write(folder.join(name), yaml).unwrap();
-            }
-        }
         for (name, yaml) in &all {
             let paper = std::fs::read_to_string(folder.join(name)).unwrap_or_default();
             assert_eq!(

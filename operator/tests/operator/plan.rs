@@ -116,6 +116,16 @@ fn an_object_of_another_owner_is_never_taken_over() {
     assert_eq!(waits(&step), "NameTaken");
 }
 
+#[test]
+fn a_service_that_only_happens_to_have_the_name_is_left_alone() {
+    let step = step(&desired(), |o| {
+        let service = o.peer_service.as_mut().unwrap();
+        service.metadata.labels = None;
+        service.metadata.owner_references = None;
+    });
+    assert_eq!(waits(&step), "NameTaken");
+}
+
 /// Others let a blank volume start a new, empty store under the same name.
 #[test]
 fn a_lost_volume_of_a_store_that_ran_is_never_replaced_by_an_empty_one() {
@@ -187,7 +197,7 @@ fn a_pod_that_is_not_ready_is_waited_for_in_the_kubelets_words() {
         o.pod.as_mut().unwrap().status = Some(serde_json::from_value(status).unwrap());
         o.store = StoreView::NotAsked;
     });
-    let Step::Wait(Wait::PodStarting { detail }) = step else {
+    let Step::Wait(Wait::PodFailing { detail }) = step else {
         panic!("{step:?}")
     };
     assert!(

@@ -282,6 +282,21 @@ async fn deletion_waits_for_the_pods_and_then_lets_go() {
     assert!(world.kube.get(CLUSTERS, "sample").is_none());
 }
 
+#[tokio::test]
+async fn a_volume_that_is_to_stay_loses_its_owner_before_the_owner_goes() {
+    let world = World::running(json!({})).await;
+    let owners =
+        || world.kube.get(CLAIMS, "data-sample-0").unwrap()["metadata"]["ownerReferences"].clone();
+    assert!(owners().is_array());
+    let retain = json!({ "spec": { "storage": { "whenDeleted": "Retain" } } });
+    world.kube.change(CLUSTERS, "sample", retain);
+    world.kube.delete(CLUSTERS, "sample");
+    assert!(world.pass().await.is_err());
+    world.pass().await.unwrap();
+    assert!(world.kube.get(CLUSTERS, "sample").is_none());
+    assert!(owners().is_null());
+}
+
 /// A pod that is being deleted must not be replaced under its own name before it is gone.
 #[tokio::test]
 async fn a_pod_that_is_going_is_waited_for() {

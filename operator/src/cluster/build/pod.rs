@@ -107,6 +107,8 @@ fn store_container(desired: &Desired, start: &Start) -> Container {
         readiness_probe: Some(probe("/readyz", 3, 3)),
         resources: desired.resources.clone(),
         security_context: Some(container_security()),
+        // The last words of a store that refuses its data directory are what a person needs.
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         volume_mounts: Some(vec![mount("data", DATA_MOUNT, false)]),
         ..Container::default()
     }

@@ -53,9 +53,7 @@ pub(super) fn pod(desired: &Desired, observed: &Observed) -> Option<Decision> {
     if ready {
         return None;
     }
-    Some(Decision::wait(Wait::PodStarting {
-        detail: trouble(pod),
-    }))
+    Some(Decision::wait(not_ready(pod)))
 }
 
 fn start(desired: &Desired, observed: &Observed) -> Result<Start, Wait> {
@@ -71,9 +69,12 @@ fn start(desired: &Desired, observed: &Observed) -> Result<Start, Wait> {
 }
 
 /// Why a pod is not ready, in the kubelet's or the scheduler's own words.
-fn trouble(pod: &Pod) -> String {
+fn not_ready(pod: &Pod) -> Wait {
+    let starting = |detail: &str| Wait::PodStarting {
+        detail: detail.to_owned(),
+    };
     let Some(status) = &pod.status else {
-        return "waiting for the pod to be scheduled".to_owned();
+        return starting("waiting for the pod to be scheduled");
     };
     let unschedulable = status
         .conditions
@@ -82,27 +83,25 @@ fn trouble(pod: &Pod) -> String {
         .find(|c| c.type_ == "PodScheduled" && c.status == "False");
     if let Some(condition) = unschedulable {
         let why = condition.message.as_deref().unwrap_or("no reason given");
-        return format!("the pod cannot be scheduled: {why}");
+        return starting(&format!("the pod cannot be scheduled: {why}"));
     }
     let containers = status
         .init_container_statuses
         .iter()
         .chain(&status.container_statuses);
-    for container in containers.flatten() {
-        if let Some(text) = container_trouble(container) {
-            return text;
-        }
-    }
-    "waiting for the pod to become ready".to_owned()
+    containers
+        .flatten()
+        .find_map(container_trouble)
+        .unwrap_or_else(|| starting("waiting for the pod to become ready"))
 }
 
-fn container_trouble(status: &ContainerStatus) -> Option<String> {
+/// A container that waits for anything but its turn has failed before, or lacks something.
+fn container_trouble(status: &ContainerStatus) -> Option<Wait> {
     let waiting = status.state.as_ref().and_then(|s| s.waiting.as_ref());
     let reason = waiting.and_then(|w| w.reason.as_deref())?;
     if matches!(reason, "PodInitializing" | "ContainerCreating") {
         return None;
     }
-    let name = &status.name;
     let last = status
         .last_state
         .as_ref()
@@ -111,9 +110,8 @@ fn container_trouble(status: &ContainerStatus) -> Option<String> {
         .and_then(|t| t.message.as_deref())
         .or_else(|| waiting.and_then(|w| w.message.as_deref()))
         .unwrap_or("no message");
-    let restarts = status.restart_count;
-    Some(format!(
-        "container {name}: {reason} after {restarts} restarts: {}",
-        said.trim()
-    ))
+    let (name, restarts) = (&status.name, status.restart_count);
+    let said = said.trim();
+    let detail = format!("container {name}: {reason} after {restarts} restarts: {said}");
+    Some(Wait::PodFailing { detail })
 }

@@ -17,6 +17,7 @@ mod restore;
 pub use backup::{SCHEDULED_AT_ANNOTATION, SCHEDULED_LABEL, active_backup, next_backup};
 pub use restore::resolve as resolve_restore;
 
+use super::build::CLUSTER_LABEL;
 use super::build::pod::Start;
 use super::build::service::{build_client_service, build_peer_service};
 use super::build::volume::{build_backup_volume, build_data_volume};
@@ -77,6 +78,10 @@ pub enum Wait {
         detail: String,
     },
     PodStarting {
+        detail: String,
+    },
+    /// It fails again and again, or what it needs cannot be had.
+    PodFailing {
         detail: String,
     },
     StoreUnreachable {
@@ -150,6 +155,7 @@ impl Wait {
             Self::ObjectTerminating { .. } => "ObjectTerminating",
             Self::RestoreSource { .. } => "RestoreSourceNotReady",
             Self::PodStarting { .. } => "PodStarting",
+            Self::PodFailing { .. } => "PodFailing",
             Self::StoreUnreachable { .. } => "StoreUnreachable",
             Self::WrongCluster { .. } => "WrongCluster",
             Self::Corrupt => "Corrupt",
@@ -162,6 +168,7 @@ impl Wait {
             Self::ReplicasNotSupported { .. }
             | Self::NameTaken { .. }
             | Self::VolumeLost { .. }
+            | Self::PodFailing { .. }
             | Self::WrongCluster { .. }
             | Self::Corrupt => true,
             Self::Paused
@@ -191,7 +198,9 @@ impl Wait {
             Self::ObjectTerminating { kind, name } => {
                 format!("waiting until {kind} {name} is gone")
             }
-            Self::RestoreSource { detail } | Self::PodStarting { detail } => detail.clone(),
+            Self::RestoreSource { detail }
+            | Self::PodStarting { detail }
+            | Self::PodFailing { detail } => detail.clone(),
             Self::StoreUnreachable { detail } => format!("the store does not answer: {detail}"),
             Self::WrongCluster { seen, recorded } => {
                 format!("the store answers as cluster {seen:x}, but {recorded} was recorded")
@@ -326,16 +335,20 @@ fn idle(desired: &Desired, observed: &Observed) -> Decision {
 }
 
 /// What forbids touching a live object: it is going, or it is somebody else's.
+///
+/// Ours carries the StoreCluster's name as a label; server-side apply would otherwise take over a
+/// Service that happens to have the same name.
 fn obstacle<K: kube::Resource>(desired: &Desired, kind: &'static str, live: &K) -> Option<Wait> {
-    let name = live.meta().name.clone().unwrap_or_default();
+    let meta = live.meta();
+    let name = meta.name.clone().unwrap_or_default();
     if is_going(live) {
         return Some(Wait::ObjectTerminating { kind, name });
     }
-    let foreign = live
-        .meta()
-        .owner_references
-        .iter()
-        .flatten()
-        .any(|owner| owner.controller == Some(true) && owner.uid != desired.uid);
+    let label = meta.labels.as_ref().and_then(|l| l.get(CLUSTER_LABEL));
+    let owners = meta.owner_references.iter().flatten();
+    let foreign = label != Some(&desired.name)
+        || owners
+            .into_iter()
+            .any(|o| o.controller == Some(true) && o.uid != desired.uid);
     foreign.then_some(Wait::NameTaken { kind, name })
 }

@@ -253,6 +253,13 @@ impl State {
             object["status"] = body["status"].clone();
         } else {
             let spec = object["spec"].clone();
+            if apply && body["metadata"]["ownerReferences"].is_null() {
+                // What the one field manager stops applying is gone.
+                let meta = object["metadata"]
+                    .as_object_mut()
+                    .expect("an object has metadata");
+                meta.remove("ownerReferences");
+            }
             merge(&mut object, body);
             if object["spec"] != spec {
                 let generation = object["metadata"]["generation"].as_i64().unwrap_or(0) + 1;
