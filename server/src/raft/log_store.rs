@@ -62,6 +62,18 @@ impl Recent {
         }
     }
 
+    fn purge(&mut self, upto: u64) {
+        while self
+            .entries
+            .front()
+            .is_some_and(|(entry, _)| position(&entry.log_id).index <= upto)
+        {
+            if let Some((_, bytes)) = self.entries.pop_front() {
+                self.bytes -= bytes;
+            }
+        }
+    }
+
     /// Entries from `first` on if the first one is here.
     fn from(&self, first: u64, last: u64) -> Option<Vec<Entry>> {
         let (front, _) = self.entries.front()?;
@@ -158,8 +170,9 @@ impl RaftLogReader<TypeConfig> for LogStore {
         let first = match range.start_bound() {
             Bound::Included(start) => start + 1,
             Bound::Excluded(start) => start + 2,
-            Bound::Unbounded => self.wal.purged().index + 1,
-        };
+            Bound::Unbounded => 1,
+        }
+        .max(self.wal.purged().index + 1);
         let last = match range.end_bound() {
             Bound::Included(end) => end + 1,
             Bound::Excluded(end) => *end,
@@ -271,13 +284,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
 
     async fn purge(&mut self, upto: LogId) -> Result<(), io::Error> {
         let upto: LogPosition = position(&upto);
-        {
-            let mut recent = self.recent.lock();
-            if self.wal.last().index < upto.index {
-                // The log goes on behind a gap: what is kept must stay without one.
-                *recent = Recent::default();
-            }
-        }
+        self.recent.lock().purge(upto.index);
         // The library's loop need not stand still for the sync: until it is done the segments are there.
         let (done, _) = self.waiter();
         self.wal.purge(upto, done);
