@@ -347,8 +347,11 @@ impl Cluster {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 bail!("{}: {error}", state.display())
             }
-            _ => Ok(()),
+            _ => {}
         }
+        // Goes only with the last cluster: a folder with another's state in it stays.
+        let _ = fs::remove_dir(paths::state_root());
+        Ok(())
     }
 }
 

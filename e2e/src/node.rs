@@ -312,21 +312,28 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
     }
 }
 
-/// Every mounted cgroup hierarchy: one folder per v1 controller, or the single v2 one.
+/// The cgroup hierarchies in use: one folder per v1 controller, or the single v2 one.
 pub fn cgroup_controllers() -> Result<Vec<PathBuf>> {
-    let mounts = fs::read_to_string("/proc/self/mounts")?;
-    let mut folders = Vec::new();
-    for line in mounts.lines() {
-        let mut fields = line.split(' ').skip(1);
-        let (Some(place), Some(kind)) = (fields.next(), fields.next()) else {
-            continue;
-        };
-        let hybrid = place.ends_with("/unified");
-        if place.starts_with("/sys/fs/cgroup") && (kind == "cgroup" || kind == "cgroup2" && !hybrid)
-        {
-            folders.push(PathBuf::from(place));
-        }
+    let mut folders = cgroup_mounts()?;
+    // Beside v1 controllers the v2 hierarchy has none, and nothing is placed in it.
+    if folders.len() > 1 {
+        folders.retain(|folder| !folder.ends_with("unified"));
     }
+    Ok(folders)
+}
+
+/// Every mounted cgroup hierarchy.
+fn cgroup_mounts() -> Result<Vec<PathBuf>> {
+    let mounts = fs::read_to_string("/proc/self/mounts")?;
+    let folders: Vec<PathBuf> = mounts
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split(' ').skip(1);
+            let (place, kind) = (fields.next()?, fields.next()?);
+            let ours = place.starts_with("/sys/fs/cgroup") && kind.starts_with("cgroup");
+            ours.then(|| PathBuf::from(place))
+        })
+        .collect();
     if folders.is_empty() {
         bail!("no cgroups are mounted below /sys/fs/cgroup");
     }
@@ -366,7 +373,8 @@ fn make_cgroups(cgroup: &str) -> Result<()> {
 
 /// Removes the node's cgroups once nothing runs in them.
 pub fn remove_cgroups(cgroup: &str) -> Result<()> {
-    for controller in cgroup_controllers()? {
+    // The kubelet leaves its folders in a v2 hierarchy it makes no use of, too.
+    for controller in cgroup_mounts()? {
         let folder = controller.join(cgroup.trim_start_matches('/'));
         wait_for_blocking(
             &format!("{} is empty", folder.display()),

@@ -16,6 +16,6 @@ import (
 
 func main() {
 	// The order is the order in which a query meets the plugins.
-	dnsserver.Directives = []string{"errors", "health", "ready", "cache", "template", "kubernetes", "loop"}
+	dnsserver.Directives = []string{"errors", "health", "ready", "cache", "kubernetes", "template", "loop"}
 	coremain.Run()
 }
