@@ -177,7 +177,7 @@ impl Cluster {
         let client = self.client(index).await?;
         wait_for(
             &format!("{} is ready", server.name()),
-            Duration::from_secs(120),
+            Duration::from_mins(2),
             || async {
                 server.check()?;
                 let request = http::Request::get("/readyz").body(Vec::new())?;
@@ -211,7 +211,7 @@ impl Cluster {
         let nodes: Api<KubeNode> = Api::all(client.clone());
         let name = node.name.clone();
         self.node = Some(node);
-        wait_for("the node is Ready", Duration::from_secs(120), || async {
+        wait_for("the node is Ready", Duration::from_mins(2), || async {
             let node = nodes.get_opt(&name).await?;
             Ok(node
                 .and_then(|node| node.status)
@@ -236,13 +236,13 @@ impl Cluster {
             ))
             .start(&self.state)?;
         addons::apply(&self.kubeconfig(0), addons::COREDNS)?;
-        self.wait_available("kube-system", "coredns", Duration::from_secs(120))
+        self.wait_available("kube-system", "coredns", Duration::from_mins(2))
             .await?;
         // Pods made before their namespace's account is there are refused.
         let accounts: Api<ServiceAccount> = Api::namespaced(client, "default");
         wait_for(
             "the default ServiceAccount",
-            Duration::from_secs(60),
+            Duration::from_mins(1),
             || async { Ok(accounts.get_opt("default").await?.map(|_| ())) },
         )
         .await

@@ -92,7 +92,7 @@ pub fn start_store(
         .inside(namespace)
         .start(state)?;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, STORE_PORT));
-    wait_for_blocking("the store answers /health", Duration::from_secs(60), || {
+    wait_for_blocking("the store answers /health", Duration::from_mins(1), || {
         process.check()?;
         let answer = namespace.inside(|| http_get(address, "/health"))??;
         Ok(answer.contains("\"true\"").then_some(()))

@@ -4,7 +4,7 @@
 //! inside. Nothing is added to the machine's own network.
 
 use std::net::{SocketAddr, TcpListener as StdListener};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -38,11 +38,11 @@ pub fn start(
 }
 
 /// The forwarder itself: the hidden subcommand `forward`. Returns only with an error.
-pub fn run(namespace: PathBuf, listen: SocketAddr, to: SocketAddr) -> Result<()> {
+pub fn run(namespace: &Path, listen: SocketAddr, to: SocketAddr) -> Result<()> {
     let outside = StdListener::bind(listen).with_context(|| format!("listening on {listen}"))?;
     outside.set_nonblocking(true)?;
     // From here on every new socket of this thread belongs to the namespace.
-    netns::enter(&namespace)?;
+    netns::enter(namespace)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;

@@ -8,8 +8,8 @@ use anyhow::Result;
 use ballast_e2e::control_plane::StoreKind;
 use ballast_e2e::progress::Progress;
 use ballast_e2e::up::{self, UpOptions};
-use ballast_e2e::{bench, diff, peers};
 use ballast_e2e::{addons, forward, node_init, packages, paths, provisioner, suites, tools};
+use ballast_e2e::{bench, diff, peers};
 use clap::{Parser, Subcommand};
 
 /// A real Kubernetes on a store under test, on one machine.
@@ -145,6 +145,6 @@ fn run(command: Command) -> Result<()> {
             namespace,
             listen,
             to,
-        } => forward::run(namespace, listen, to),
+        } => forward::run(&namespace, listen, to),
     }
 }

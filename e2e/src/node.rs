@@ -82,7 +82,7 @@ impl Node {
             folder,
             init,
         };
-        wait_for_blocking("containerd answers", Duration::from_secs(60), || {
+        wait_for_blocking("containerd answers", Duration::from_mins(1), || {
             node.init.check()?;
             node.ctr(&["version"]).map(|_| Some(()))
         })?;
@@ -171,7 +171,7 @@ impl NodeOptions<'_> {
             needs,
             log: logs.join(format!("{name}.log")),
         };
-        let containerd = self.containerd(folder)?;
+        let containerd = Self::containerd(folder)?;
         let kubelet = self.kubelet(folder)?;
         let proxy = self.proxy(folder)?;
         let flag = |name: &str, value: &Path| format!("--{name}={}", value.display());
@@ -202,7 +202,7 @@ impl NodeOptions<'_> {
         ])
     }
 
-    fn containerd(&self, folder: &Path) -> Result<PathBuf> {
+    fn containerd(folder: &Path) -> Result<PathBuf> {
         let cni = folder.join("cni.d");
         fs::create_dir_all(&cni)?;
         let network = json!({

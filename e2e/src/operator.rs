@@ -38,7 +38,7 @@ pub async fn install(cluster: &Cluster, progress: &Progress) -> Result<Sample> {
     tools::ensure(&["helm"], progress)?;
     install_chart(cluster)?;
     cluster
-        .wait_available(NAMESPACE, "ballast-operator", Duration::from_secs(120))
+        .wait_available(NAMESPACE, "ballast-operator", Duration::from_mins(2))
         .await?;
 
     progress.stage("Sample StoreCluster");
@@ -50,10 +50,10 @@ pub async fn install(cluster: &Cluster, progress: &Progress) -> Result<Sample> {
         .context("the sample has a name")?
         .to_owned();
     let client = cluster.client(0).await?;
-    wait_cluster_ready(&client, &name, Duration::from_secs(180)).await?;
+    wait_cluster_ready(&client, &name, Duration::from_mins(3)).await?;
 
     progress.stage("Its first backup");
-    wait_backup(&client, &name, Duration::from_secs(240)).await?;
+    wait_backup(&client, &name, Duration::from_mins(4)).await?;
 
     progress.stage("A second kube-apiserver on it");
     let url = service_url(&client, &name).await?;
@@ -171,7 +171,7 @@ async fn start_second(cluster: &Cluster, store: &str) -> Result<()> {
     let second = cluster.kubeconfig(SECOND);
     wait_for(
         "the second API server answers",
-        Duration::from_secs(60),
+        Duration::from_mins(1),
         || async {
             let namespaces = addons::kubectl(&second, &["get", "namespaces", "-o", "name"], "")?;
             Ok(namespaces.contains("namespace/default").then_some(()))

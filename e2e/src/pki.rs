@@ -53,12 +53,12 @@ impl Pki {
 
     /// A certificate for a client of the API: its user is `user`, its groups are `groups`.
     pub fn client(&self, name: &str, user: &str, groups: &[&str]) -> Result<()> {
-        self.write(name, issue(self.authority()?, user, groups, &[])?)
+        self.write(name, &issue(self.authority()?, user, groups, &[])?)
     }
 
     /// A certificate for a server that is known by these names and addresses.
     pub fn server(&self, name: &str, names: &[&str]) -> Result<()> {
-        self.write(name, issue(self.authority()?, name, &[], names)?)
+        self.write(name, &issue(self.authority()?, name, &[], names)?)
     }
 
     /// A kubeconfig for the client of this name, with everything in it.
@@ -88,14 +88,14 @@ impl Pki {
     pub fn api_server_extras(&self) -> Result<()> {
         let front = authority("ballast-e2e-front-proxy")?;
         fs::write(self.file("front-proxy-ca.crt"), front.pem())?;
-        self.write("front-proxy", issue(&front, "front-proxy", &[], &[])?)?;
+        self.write("front-proxy", &issue(&front, "front-proxy", &[], &[])?)?;
         let tokens = KeyPair::generate()?;
         write_private(&self.file("sa.key"), &tokens.serialize_pem())?;
         fs::write(self.file("sa.pub"), tokens.public_key_pem())?;
         Ok(())
     }
 
-    fn write(&self, name: &str, identity: Identity) -> Result<()> {
+    fn write(&self, name: &str, identity: &Identity) -> Result<()> {
         fs::write(self.file(&format!("{name}.crt")), &identity.certificate)?;
         write_private(&self.file(&format!("{name}.key")), &identity.key)
     }

@@ -89,23 +89,16 @@ impl Program {
     }
 
     fn command(&self) -> Command {
-        match &self.namespace {
+        let mut command = if let Some(namespace) = &self.namespace {
             // nsenter replaces itself by the program: the process id stays the program's.
-            Some(namespace) => {
-                let mut command = Command::new("nsenter");
-                command
-                    .arg(namespace.nsenter())
-                    .arg("--")
-                    .arg(&self.path)
-                    .args(&self.arguments);
-                command
-            }
-            None => {
-                let mut command = Command::new(&self.path);
-                command.args(&self.arguments);
-                command
-            }
-        }
+            let mut command = Command::new("nsenter");
+            command.arg(namespace.nsenter()).arg("--").arg(&self.path);
+            command
+        } else {
+            Command::new(&self.path)
+        };
+        command.args(&self.arguments);
+        command
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
+use sha2::Digest as _;
 
 use crate::progress::Progress;
 use crate::{tools, wait};
@@ -78,6 +79,10 @@ const SUITES: &[Suite] = &[
     test("wire_snapshot", Group::Wire, 240),
     test("diff_kv", Group::Wire, 240),
     test("fault_kill", Group::Wire, 300),
+    // Standing a cluster up takes half a minute when the machine is idle, and three when it is not.
+    test("kube_objects", Group::Kube, 300),
+    test("kube_compaction", Group::Kube, 400),
+    test("kube_pods", Group::Kube, 400),
     own("etcd-common", Group::Peers, 900, &["peers", "etcd-common"]),
     own(
         "k8s-storage",
@@ -266,7 +271,6 @@ fn tree_id(root: &Path) -> Result<String> {
     if difference.is_empty() {
         return Ok(head);
     }
-    use sha2::Digest as _;
     Ok(format!(
         "{head}+{}",
         hex::encode(sha2::Sha256::digest(&difference))

@@ -29,21 +29,18 @@ pub async fn up(options: UpOptions) -> Result<()> {
     let progress = Progress::new();
     progress.stage("Packages");
     packages::ensure(&progress)?;
-    let cluster = match Cluster::attach(&options.name) {
-        Ok(cluster) => {
-            progress.detail("the cluster is up already");
-            cluster
-        }
-        Err(_) => {
-            let cluster = Options {
-                name: options.name,
-                store: options.store,
-                node: true,
-                api_servers: 1,
-                api_flags: Vec::new(),
-            };
-            Cluster::up(cluster, &progress).await?
-        }
+    let cluster = if let Ok(cluster) = Cluster::attach(&options.name) {
+        progress.detail("the cluster is up already");
+        cluster
+    } else {
+        let cluster = Options {
+            name: options.name,
+            store: options.store,
+            node: true,
+            api_servers: 1,
+            api_flags: Vec::new(),
+        };
+        Cluster::up(cluster, &progress).await?
     };
     let sample = if options.operator {
         Some(operator::install(&cluster, &progress).await?)

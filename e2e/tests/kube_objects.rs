@@ -12,7 +12,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::api::{Api, DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
 
-const BUDGET: Duration = Duration::from_secs(180);
+const BUDGET: Duration = Duration::from_mins(3);
 const OBJECTS: usize = 500;
 const PAGE: u32 = 100;
 
@@ -28,7 +28,7 @@ async fn run() -> Result<()> {
     let cluster = Cluster::up(Options::api_only("objects", 1)?, &Progress::new()).await?;
     let client = cluster.client(0).await?;
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    wait_for("the default namespace", Duration::from_secs(60), || async {
+    wait_for("the default namespace", Duration::from_mins(1), || async {
         Ok(namespaces.get_opt("default").await?.map(|_| ()))
     })
     .await?;

@@ -16,9 +16,9 @@ use ballast_e2e::wait::wait_for;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::api::{Api, DeleteParams, ListParams};
 
-const BUDGET: Duration = Duration::from_secs(300);
+const BUDGET: Duration = Duration::from_mins(5);
 
-const WORKLOAD: &str = r#"
+const WORKLOAD: &str = r"
 apiVersion: apps/v1
 kind: Deployment
 metadata: {name: web, namespace: default}
@@ -41,7 +41,7 @@ metadata: {name: web, namespace: default}
 spec:
   selector: {app: web}
   ports: [{port: 80, targetPort: 8080}]
-"#;
+";
 
 #[tokio::test]
 async fn two_pods_answer_behind_a_service_by_address_and_by_name() -> Result<()> {
@@ -101,7 +101,7 @@ async fn run() -> Result<()> {
     pods.delete(victim, &DeleteParams::default()).await?;
     wait_for(
         "a new pod answers in place of a deleted one",
-        Duration::from_secs(60),
+        Duration::from_mins(1),
         || async {
             let now = answers(&cluster, service)?;
             Ok((now.len() == 2 && !now.contains(victim)).then_some(()))
