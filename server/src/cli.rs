@@ -4,6 +4,8 @@
 //!
 //! etcd: server/etcdmain, etcdutl.
 
+mod snapshot;
+
 use std::process::ExitCode;
 
 use ballast_api::API_VERSION;
@@ -24,6 +26,7 @@ pub fn run(args: &[String]) -> ExitCode {
             print(&version());
             ExitCode::SUCCESS
         }
+        Some("snapshot") => snapshot::run(&args[1..]),
         _ => match configure(args) {
             Ok(config) => serve(config),
             Err(Stop::Told(text)) => {
@@ -128,7 +131,7 @@ fn version() -> String {
 
 fn usage() -> String {
     let mut text = String::from(
-        "Usage:\n\n  ballast [flags]\n    Start a server. Each flag is also read from ETCD_<FLAG>.\n\n  ballast --version\n  ballast --config-file FILE\n    A YAML or JSON file with the flags' names; other flags and the environment are ignored.\n\nFlags:\n",
+        "Usage:\n\n  ballast [flags]\n    Start a server. Each flag is also read from ETCD_<FLAG>.\n\n  ballast --version\n  ballast --config-file FILE\n    A YAML or JSON file with the flags' names; other flags and the environment are ignored.\n\n  ballast snapshot save|status|restore FILE [flags]\n    Snapshots in etcd's format; -h after it tells more.\n\nFlags:\n",
     );
     for flag in flags::FLAGS {
         let note = match flag.effect {

@@ -10,6 +10,8 @@ use ballast_api::etcdserverpb::Member;
 use parking_lot::RwLock;
 use sha1::{Digest, Sha1};
 
+use crate::config::urls::Url;
+
 /// The members and the cluster version.
 #[derive(Debug)]
 pub struct Cluster {
@@ -68,6 +70,20 @@ impl Cluster {
         member.client_ur_ls = client_urls;
         Some(member.clone())
     }
+}
+
+/// The founding members, with the names the flags give them.
+pub fn founders(initial_cluster: &BTreeMap<String, Vec<Url>>, token: &str) -> Vec<Member> {
+    let founder = |(name, urls): (&String, &Vec<Url>)| {
+        let peer_urls: Vec<String> = urls.iter().map(ToString::to_string).collect();
+        Member {
+            id: member_id(&peer_urls, token),
+            name: name.clone(),
+            peer_ur_ls: peer_urls,
+            ..Default::default()
+        }
+    };
+    initial_cluster.iter().map(founder).collect()
 }
 
 /// A founding member's id: of its peer URLs in order and the cluster's token.

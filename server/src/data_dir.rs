@@ -3,6 +3,7 @@
 //!     DIR/member/lock   held while a server runs
 //!     DIR/member/db     the database
 //!     DIR/member/wal    the log, unless --wal-dir says otherwise
+//!     DIR/member.restoring   a restore under way, or one that was cut short
 //!
 //! Promises: a directory that is not ours is refused with a sentence that says what to do, and not touched.
 
@@ -16,6 +17,23 @@ use rustix::fs::{FlockOperation, flock};
 
 /// Only the owner may read the store.
 const DIR_MODE: u32 = 0o700;
+
+/// Where a restore builds what becomes `member`.
+pub const RESTORING: &str = "member.restoring";
+
+/// True when a restore may make the directory: it is not there, or holds nothing but an earlier attempt.
+pub fn is_free(dir: &Path) -> bool {
+    match fs::read_dir(dir) {
+        Ok(entries) => entries.into_iter().all(|entry| {
+            // A fresh volume has the latter.
+            entry.is_ok_and(|entry| {
+                let name = entry.file_name();
+                name == RESTORING || name == "lost+found"
+            })
+        }),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    }
+}
 
 /// Why a directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +51,10 @@ pub enum DataDirError {
     /// Whose it is, and what to do.
     #[error(transparent)]
     Foreign(#[from] StorageError),
+    #[error(
+        "{path} holds a restore that was cut short: restore again, or remove {RESTORING} in it to begin with an empty store"
+    )]
+    HalfRestored { path: PathBuf },
 }
 
 /// A locked data directory.
@@ -49,6 +71,11 @@ impl DataDir {
     pub fn open(dir: &Path, wal_dir: Option<&Path>) -> Result<Self, DataDirError> {
         let member = dir.join("member");
         foreign::check_data_dir(dir)?;
+        if dir.join(RESTORING).exists() && !member.exists() {
+            return Err(DataDirError::HalfRestored {
+                path: dir.to_owned(),
+            });
+        }
         DirBuilder::new()
             .recursive(true)
             .mode(DIR_MODE)
@@ -93,6 +120,22 @@ mod tests {
         let first = DataDir::open(dir.path(), None).unwrap();
         assert!(matches!(DataDir::open(dir.path(), None), Err(DataDirError::InUse { .. })));
         drop(first);
+        assert!(DataDir::open(dir.path(), None).is_ok());
+    }
+
+    #[test]
+    fn a_restore_cut_short_is_no_empty_store() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(is_free(dir.path()) && is_free(&dir.path().join("absent")));
+        fs::create_dir(dir.path().join(RESTORING)).unwrap();
+        assert!(is_free(dir.path()));
+        assert!(matches!(
+            DataDir::open(dir.path(), None),
+            Err(DataDirError::HalfRestored { .. })
+        ));
+        assert!(!dir.path().join("member").exists());
+        fs::create_dir(dir.path().join("member")).unwrap();
+        assert!(!is_free(dir.path()));
         assert!(DataDir::open(dir.path(), None).is_ok());
     }
 

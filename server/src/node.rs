@@ -305,19 +305,7 @@ fn identity(config: &Config, store: &Store, data_dir: &DataDir) -> Result<Identi
     if config.initial_cluster.len() > 1 {
         return Err(StartError::SeveralMembers(config.initial_cluster.len()));
     }
-    let founders: Vec<pb::Member> = config
-        .initial_cluster
-        .iter()
-        .map(|(name, urls)| {
-            let peer_urls = texts(urls);
-            pb::Member {
-                id: cluster::member_id(&peer_urls, &config.initial_cluster_token),
-                name: name.clone(),
-                peer_ur_ls: peer_urls,
-                ..Default::default()
-            }
-        })
-        .collect();
+    let founders = cluster::founders(&config.initial_cluster, &config.initial_cluster_token);
     let ids: Vec<u64> = founders.iter().map(|member| member.id).collect();
     let own = founders
         .iter()
