@@ -44,7 +44,7 @@ const fn program(name: &'static str, package: &'static str) -> Program {
 }
 
 /// All modules, in the order in which they are built: what others wait for comes first.
-pub const MODULES: [Module; 6] = [
+pub const MODULES: [Module; 7] = [
     Module {
         name: "pods",
         programs: &[program("pods", ".")],
@@ -85,6 +85,10 @@ pub const MODULES: [Module; 6] = [
     Module {
         name: "helm",
         programs: &[program("helm", "helm.sh/helm/v4/cmd/helm")],
+    },
+    Module {
+        name: "boltcheck",
+        programs: &[program("boltcheck", ".")],
     },
     Module {
         name: "benchmark",
