@@ -1,8 +1,8 @@
 //! Write-behind: what is applied in memory and not yet in the engine, and the thread that takes it there.
 //!
-//!     apply --push--> [ entry | entry | compaction step | entry ] --batch--> engine
-//!                        ^                        ^
-//!                        |                        first entry whose log record is not synced: nothing beyond it is written
+//!     apply --push--> [ entry | entry | entry | entry ] --batch--> engine
+//!                        ^                ^
+//!                        |                first entry whose log record is not synced: nothing beyond it is written
 //!                        overlay: readers find the records here until the engine has them
 //!
 //! Promises: a batch never cuts inside an entry, and carries the applied position, the current revision and the
@@ -47,18 +47,17 @@ pub struct PendingRecord {
     pub kv: Arc<KeyValue>,
 }
 
-/// What one log entry, or one step of maintenance, changes in the engine.
+/// What one log entry changes in the engine.
 #[derive(Debug, Default)]
 pub struct Pending {
-    /// None for maintenance, which belongs to no entry.
-    pub position: Option<LogPosition>,
+    pub position: LogPosition,
     /// The current revision after it.
     pub revision: i64,
-    /// Live bytes after it. Maintenance leaves both to the queue.
+    /// Live bytes after it.
     pub live_bytes: u64,
     /// In order of revision; all of one main revision.
     pub records: Vec<PendingRecord>,
-    /// Small tables, and deletes of compaction.
+    /// Small tables.
     pub ops: Vec<(Bytes, Option<Bytes>)>,
     /// About what it holds in memory.
     pub bytes: usize,
@@ -112,9 +111,6 @@ struct State {
     due: Option<Instant>,
     /// Something waits and none of it may go: the log has to be synced first.
     starved: bool,
-    /// What the last entry pushed said.
-    revision: i64,
-    live_bytes: u64,
     log_synced: u64,
     durable: LogPosition,
     closing: bool,
@@ -132,18 +128,12 @@ impl std::fmt::Debug for Committer {
 }
 
 impl Committer {
-    pub fn new(
-        engine: Arc<dyn Engine>,
-        durable: LogPosition,
-        revision: i64,
-        limits: Limits,
-    ) -> Self {
+    pub fn new(engine: Arc<dyn Engine>, durable: LogPosition, limits: Limits) -> Self {
         Self {
             limits,
             engine: RwLock::new(engine),
             state: Mutex::new(State {
                 durable,
-                revision,
                 ..State::default()
             }),
             work: Condvar::new(),
@@ -167,17 +157,9 @@ impl Committer {
     }
 
     /// Queues an entry; its number is what [`Self::wait_written`] takes.
-    pub fn push(&self, mut pending: Pending) -> u64 {
+    pub fn push(&self, pending: Pending) -> u64 {
         let mut state = self.state.lock();
         state.pushed += 1;
-        if pending.position.is_some() {
-            state.revision = pending.revision;
-            state.live_bytes = pending.live_bytes;
-        } else {
-            // Maintenance belongs where the queue stands: the queue is searched by revision.
-            pending.revision = state.revision;
-            pending.live_bytes = state.live_bytes;
-        }
         if state.is_over() {
             return state.pushed;
         }
@@ -328,18 +310,39 @@ impl Committer {
         work(&mut follow, &mut |engine| *self.engine.write() = engine)
     }
 
+    /// Writes a batch of maintenance between two of the queue's. It must change nothing that an entry still in the queue is about.
+    pub fn write_now(&self, batch: &Batch) -> Result<(), StorageError> {
+        let stopped = |first: String| Err(StorageError::Stopped { first });
+        let mut follow = self.writing.lock();
+        if let Some(failure) = self.failure() {
+            return stopped(failure.to_string());
+        }
+        match self.write(&mut follow, batch) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                drop(follow);
+                let first = error.to_string();
+                self.fail(error);
+                stopped(first)
+            }
+        }
+    }
+
+    fn write(&self, follow: &mut Option<Follow>, batch: &Batch) -> Result<(), StorageError> {
+        self.engine().write(batch)?;
+        if let Some(follow) = follow {
+            follow
+                .keys
+                .extend(batch.ops.iter().map(|(key, _)| key.clone()));
+        }
+        Ok(())
+    }
+
     /// The committer's thread.
     pub fn run(&self) {
         while let Some(entries) = self.next_entries() {
             let batch = batch_of(&entries);
-            let mut follow = self.writing.lock();
-            let written = self.engine().write(&batch);
-            if let (Ok(()), Some(follow)) = (&written, follow.as_mut()) {
-                follow
-                    .keys
-                    .extend(batch.ops.iter().map(|(key, _)| key.clone()));
-            }
-            drop(follow);
+            let written = self.write(&mut self.writing.lock(), &batch);
             match written {
                 Ok(()) => self.finish(&entries),
                 Err(error) => self.fail(error),
@@ -383,9 +386,7 @@ impl Committer {
             state.queue.pop_front();
             state.bytes -= entry.bytes + ENTRY_OVERHEAD_BYTES;
             state.ops -= entry.op_count();
-            if let Some(position) = entry.position {
-                state.durable = position;
-            }
+            state.durable = entry.position;
         }
         state.written += entries.len() as u64;
         state.due = (!state.queue.is_empty()).then(|| clock::now() + self.limits.batch_interval);
@@ -408,7 +409,7 @@ impl State {
         let mut bytes = 0;
         let mut count = 0;
         for entry in &self.queue {
-            if entry.position.is_some_and(|p| p.index > self.log_synced) {
+            if entry.position.index > self.log_synced {
                 break;
             }
             bytes += entry.bytes;
@@ -460,9 +461,10 @@ fn batch_of(entries: &[Arc<Pending>]) -> Batch {
         batch.ops.extend(entry.ops.iter().cloned());
     }
     let last = entries.last().expect("a batch has an entry");
-    if let Some(position) = entries.iter().rev().find_map(|entry| entry.position) {
-        batch.put(Table::Meta.key(meta::APPLIED), encode_position(position));
-    }
+    batch.put(
+        Table::Meta.key(meta::APPLIED),
+        encode_position(last.position),
+    );
     batch.put(
         Table::Meta.key(meta::CURRENT_REVISION),
         last.revision.to_be_bytes().to_vec(),

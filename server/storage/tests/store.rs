@@ -1,5 +1,7 @@
 //! The store's promises, one by one, through its public face.
 
+#![expect(clippy::unwrap_used, reason = "a test's helpers may panic")]
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -455,7 +457,7 @@ fn an_unknown_format_and_a_lost_current_are_refused() {
             Table::Meta,
             meta::FORMAT,
             vec![9, 0, 0, 0, 0, 0, 0, 0].into(),
-        )
+        );
     });
     store.close().unwrap();
     let error = Store::open(options(dir.path())).unwrap_err();

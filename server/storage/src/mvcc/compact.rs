@@ -2,10 +2,10 @@
 //!
 //!     WriteTxn::compact   readers are told at once: the view's compact revision; `scheduledCompactRev` in the entry's batch
 //!     the thread          1 the index, some keys at a time, between the writer's transactions
-//!                         2 the records, some at a time, in order of revision, as batches of the committer's queue
+//!                         2 the records, some at a time, in order of revision, as batches between the committer's
 //!                         3 `finishedCompactRev` with the last of them
 //!
-//! Promises: the deletes of a step reach the engine after the entry that ordered the compaction. They go in order of
+//! Promises: the deletes reach the engine after the entry that ordered the compaction. They go in order of
 //! revision, so that a crash between two steps leaves no key with its tombstone gone and its value there. What was not finished goes
 //! on at the next open. A tombstone exactly at the revision stays (etcd#18089).
 //! Not here: what of one key goes (key_index.rs).
@@ -17,10 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 
-use crate::committer::Pending;
+use crate::backend::Batch;
 use crate::error::StorageError;
 use crate::mvcc::hash::{Hasher, StoredHash};
 use crate::mvcc::read::RecordScan;
@@ -173,7 +172,7 @@ impl Shared {
                 Ok(false) => return,
                 // The committer has the failure already, or the store is closing.
                 Err(error @ StorageError::Stopped { .. }) => {
-                    job.ticket.finish(Err(error.to_string()))
+                    job.ticket.finish(Err(error.to_string()));
                 }
                 Err(error) => {
                     job.ticket.finish(Err(error.to_string()));
@@ -264,7 +263,7 @@ impl Shared {
             let Some(step) = self.holds.step() else {
                 return Ok(None);
             };
-            let mut pending = Pending::default();
+            let mut batch = Batch::default();
             let mut bytes = 0;
             for pair in scan
                 .by_ref()
@@ -285,20 +284,17 @@ impl Shared {
                 if is_garbage {
                     bytes += (key.len() + record.value.len()) as i64;
                     deleted += 1;
-                    pending.ops.push((key, None));
+                    batch.delete(key);
                 }
             }
             let last = scan.peek().is_none();
             if last {
-                pending.ops.push((
-                    Table::Meta.key(meta::FINISHED_COMPACT).into(),
-                    Some(Bytes::copy_from_slice(&job.revision.to_be_bytes())),
-                ));
+                let finished = job.revision.to_be_bytes().to_vec();
+                batch.put(Table::Meta.key(meta::FINISHED_COMPACT), finished);
             }
-            if !pending.ops.is_empty() {
-                let number = self.committer.push(pending);
-                self.committer.wait_written(number)?;
+            if !batch.ops.is_empty() {
                 self.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                self.committer.write_now(&batch)?;
             }
             drop(step);
             if last {

@@ -94,6 +94,7 @@ impl KeyIndex {
     }
 
     /// This key with one more record, newer than all it has.
+    #[must_use]
     pub fn with(&self, head: Record, lease: i64) -> Self {
         debug_assert!(
             head.revision() > self.head.revision(),

@@ -81,7 +81,7 @@ impl Store {
         );
         let shared = Arc::new(Shared {
             kind,
-            committer: Committer::new(engine, found.applied, revision, limits),
+            committer: Committer::new(engine, found.applied, limits),
             newest: ArcSwap::from_pointee(Picture {
                 tree: index.tree,
                 revision,

@@ -162,10 +162,6 @@ impl Store {
     }
 
     /// A small table as of now (memory included), ascending: for loading lessor, alarms, members at start.
-    #[expect(
-        clippy::unnecessary_wraps,
-        reason = "the callers' side of a table that may move to the engine"
-    )]
     pub fn table(&self, table: Table) -> Result<Vec<(Bytes, Bytes)>, StorageError> {
         let small = self.shared.small.lock();
         let start = Bytes::copy_from_slice(&[table.prefix()]);

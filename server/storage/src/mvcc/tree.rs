@@ -565,3 +565,6 @@ impl<'a, V: Live> Iterator for Iter<'a, V> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

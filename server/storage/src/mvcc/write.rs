@@ -104,12 +104,8 @@ impl<'a> WriteTxn<'a> {
         }
     }
 
-    #[expect(
-        clippy::unnecessary_wraps,
-        reason = "the callers' side of an index that may need the disk"
-    )]
     pub fn put(&mut self, key: Bytes, value: Bytes, lease: i64) -> Result<Touched, StorageError> {
-        let (key, value) = compact_copy(key, value);
+        let (key, value) = compact_copy(&key, value);
         let revision = self.next_revision();
         let mut prev = None;
         let mut old_lease = 0;
@@ -151,10 +147,6 @@ impl<'a> WriteTxn<'a> {
     }
 
     /// Deletes every live key in the range; the answer lists them ascending.
-    #[expect(
-        clippy::unnecessary_wraps,
-        reason = "the callers' side of an index that may need the disk"
-    )]
     pub fn delete_range(&mut self, key: &[u8], end: &[u8]) -> Result<Vec<Touched>, StorageError> {
         let span = Span::new(key, end);
         let keys: Vec<Bytes> = self
@@ -282,7 +274,7 @@ impl<'a> WriteTxn<'a> {
                 .map(|(k, v)| k.len() + v.as_ref().map_or(0, Bytes::len))
                 .sum::<usize>();
         let number = shared.committer.push(Pending {
-            position: Some(self.at),
+            position: self.at,
             revision,
             live_bytes: shared.live_bytes(),
             records: self.records,
@@ -330,12 +322,12 @@ fn successor(
 }
 
 /// Key and value in one allocation of their own, unless the value is so large that it is most of its frame.
-fn compact_copy(key: Bytes, value: Bytes) -> (Bytes, Bytes) {
+fn compact_copy(key: &[u8], value: Bytes) -> (Bytes, Bytes) {
     if value.len() > VALUE_COPIED_MAX {
-        return (Bytes::copy_from_slice(&key), value);
+        return (Bytes::copy_from_slice(key), value);
     }
     let mut both = BytesMut::with_capacity(key.len() + value.len());
-    both.extend_from_slice(&key);
+    both.extend_from_slice(key);
     both.extend_from_slice(&value);
     let mut both = both.freeze();
     let copied = both.split_to(key.len());
