@@ -493,3 +493,6 @@ pub fn decode_position(bytes: &[u8]) -> Option<LogPosition> {
         term: u64::from_be_bytes(term.try_into().ok()?),
     })
 }
+
+#[cfg(test)]
+mod tests;

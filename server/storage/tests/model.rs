@@ -401,7 +401,7 @@ fn random_histories_match_a_naive_map() {
             .ok()
             .map(|text| text.parse::<u64>().unwrap())
     };
-    let rounds = number("BALLAST_ROUNDS").unwrap_or(6);
+    let rounds = number("BALLAST_ROUNDS").unwrap_or(3);
     for _ in 0..rounds {
         let seed = number("BALLAST_SEED").unwrap_or_else(|| rand::rng().random());
         eprintln!("seed {seed}");

@@ -10,7 +10,7 @@ use ballast_storage::mvcc::{RangeOptions, Store, StoreOptions};
 use ballast_storage::{LogPosition, MvccError, ReadError};
 
 const KEYS: usize = 50;
-const ENTRIES: u64 = 4000;
+const ENTRIES: u64 = 800;
 
 /// Each entry writes the same number to all of some keys; so at any revision the keys of a group agree, and no key is ever missing.
 fn write(store: &Store) {
@@ -38,7 +38,7 @@ fn read(store: &Store, stop: &AtomicBool, back: i64) -> u64 {
     while !stop.load(Ordering::Relaxed) {
         let view = store.view();
         let head = view.revision();
-        if head < 10 {
+        if head < 100 {
             continue;
         }
         let revision = if back == 0 { 0 } else { head - back };
@@ -84,7 +84,7 @@ fn follow(store: &Store, stop: &AtomicBool) -> u64 {
                 seen += events.len() as u64;
             }
             Err(ReadError::Mvcc(MvccError::Compacted { compact_revision })) => {
-                next = compact_revision
+                next = compact_revision;
             }
             Err(error) => panic!("events from {next}: {error}"),
         }

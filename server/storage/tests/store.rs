@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ballast_storage::backend::{Batch, Kind};
 use ballast_storage::mvcc::{EventKind, RangeOptions, Store, StoreOptions, View, WriteTxn};
 use ballast_storage::schema::{Table, meta};
 use ballast_storage::{LogPosition, MvccError, ReadError, Revision, StorageError};
@@ -465,4 +466,133 @@ fn an_unknown_format_and_a_lost_current_are_refused() {
     std::fs::remove_file(dir.path().join("CURRENT")).unwrap();
     let error = Store::open(options(dir.path())).unwrap_err();
     assert!(error.to_string().contains("no CURRENT"), "{error}");
+}
+
+/// The numbers are those of etcd v3.7.3 for the same requests.
+#[test]
+fn hash_kv_is_etcds_before_during_and_after_compactions() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let hash = |store: &Store, revision| {
+        let found = store.hash_kv(revision).unwrap();
+        (found.hash, found.compact_revision, found.hash_revision)
+    };
+    assert_eq!(hash(&store, 0), (1_084_519_789, -1, 1));
+    for i in 0..10 {
+        put(&store, &format!("k{}", i % 4), &format!("v{i}"));
+    }
+    delete(&store, "k1");
+    put(&store, "k1", "again");
+    delete(&store, "k2");
+    put(&store, "k9", "x");
+    apply(&store, |txn| {
+        txn.put("t1".into(), "a".into(), 0).unwrap();
+        txn.put("t2".into(), "b".into(), 0).unwrap();
+        txn.delete_range(b"k3", b"").unwrap();
+    });
+    assert_eq!(hash(&store, 0), (3_278_287_977, -1, 16));
+    assert_eq!(hash(&store, 5), (3_089_800_181, -1, 5));
+    assert_eq!(hash(&store, 12), (1_346_548_316, -1, 12));
+    assert!(matches!(
+        store.hash_kv(99),
+        Err(ReadError::Mvcc(MvccError::FutureRevision { current: 16 }))
+    ));
+    compact(&store, 6);
+    assert_eq!(hash(&store, 0), (2_180_145_497, 6, 16));
+    assert!(matches!(
+        store.hash_kv(5),
+        Err(ReadError::Mvcc(MvccError::Compacted {
+            compact_revision: 6
+        }))
+    ));
+    assert_eq!(hash(&store, 6), (3_315_412_638, -1, 6));
+    assert_eq!(hash(&store, 7), (2_056_901_753, 6, 7));
+    compact(&store, 14);
+    assert_eq!(hash(&store, 0), (3_986_828_997, 14, 16));
+    assert_eq!(hash(&store, 14), (2_924_371_619, 6, 14));
+    assert_eq!(hash(&store, 15), (4_165_521_935, 14, 15));
+    put(&store, "k0", "more");
+    delete(&store, "t1");
+    assert_eq!(hash(&store, 0), (692_884_540, 14, 18));
+    compact(&store, 18);
+    assert_eq!(hash(&store, 0), (2_251_615_204, 18, 18));
+    assert_eq!(hash(&store, 18), (692_884_540, 14, 18));
+    store.close().unwrap();
+    let store = open(dir.path());
+    assert_eq!(hash(&store, 0), (2_251_615_204, 18, 18));
+    assert_eq!(hash(&store, 18), (2_251_615_204, 18, 18));
+}
+
+#[test]
+fn a_damaged_record_stops_the_open_and_is_named() {
+    for (key, value, expected) in [
+        (
+            Revision::new(3, 0).to_bytes().to_vec(),
+            vec![0x0a, 0xff],
+            "record 3_0",
+        ),
+        (b"no revision".to_vec(), Vec::new(), "no revision"),
+        (
+            Revision::new(3, 0).to_bytes().to_vec(),
+            vec![0x0a, 1, b'k'],
+            "says revision 0",
+        ),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = open(dir.path());
+        put(&store, "a", "1");
+        store.close().unwrap();
+        let engine = Kind::Redb
+            .open(&dir.path().join("000001.redb"), 1 << 20)
+            .unwrap();
+        let mut batch = Batch::default();
+        batch.put(Table::Key.key(&key), value);
+        engine.write(&batch).unwrap();
+        drop(engine);
+        let error = Store::open(options(dir.path())).unwrap_err().to_string();
+        assert!(
+            error.contains("damaged") && error.contains(expected),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn an_interrupted_compaction_goes_on_at_the_next_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let slow = StoreOptions {
+        compaction_batch_limit: 1,
+        compaction_sleep: Duration::from_hours(1),
+        ..options(dir.path())
+    };
+    let store = Store::open(slow).unwrap();
+    store.set_log_synced(u64::MAX);
+    for i in 0..40 {
+        put(&store, &format!("k{}", i % 3), &i.to_string());
+    }
+    delete(&store, "k2");
+    let revision = put(&store, "k0", "last");
+    let compaction = apply(&store, |txn| txn.compact(revision)).unwrap();
+    let hash = store.hash_kv(0).unwrap();
+    let expected = dump(&store.view(), 0);
+    store.flush().unwrap();
+    drop(store);
+    assert!(compaction.wait().is_err());
+    let store = open(dir.path());
+    assert_eq!(store.view().compact_revision(), revision);
+    assert_eq!(dump(&store.view(), 0), expected);
+    assert_eq!(store.hash_kv(0).unwrap(), hash);
+    let finished = (
+        Bytes::from_static(meta::FINISHED_COMPACT),
+        revision.to_be_bytes().to_vec().into(),
+    );
+    wait_until(Duration::from_secs(30), || {
+        store.table(Table::Meta).unwrap().contains(&finished)
+    });
+    assert!(store.sizes().in_use < 500);
+    store.close().unwrap();
+    let store = open(dir.path());
+    assert!(store.table(Table::Meta).unwrap().contains(&finished));
+    assert_eq!(dump(&store.view(), 0), expected);
+    assert_eq!(store.hash_kv(0).unwrap(), hash);
 }

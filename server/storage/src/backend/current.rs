@@ -160,3 +160,92 @@ fn sync_dir(dir: &Path) -> Result<(), StorageError> {
         .and_then(|d| d.sync_all())
         .map_err(|e| StorageError::io("sync", dir, e))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIND: Kind = Kind::Redb;
+
+    fn touch(dir: &Path, name: &str) {
+        fs::write(dir.join(name), b"x").unwrap();
+    }
+
+    fn listed(dir: &Path) -> Vec<String> {
+        let mut names = names(dir).unwrap();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_crash_at_any_step_leaves_the_old_or_the_new_database_and_no_orphan() {
+        // What is there when it crashes, what is live afterwards.
+        let cases: [(&[&str], &str, Found); 5] = [
+            (&["000001.redb.new"], "", Found::Nothing),
+            (&["000001.redb.new"], "000001.redb\n", Found::Database(1)),
+            (
+                &["000001.redb", "000002.redb.new"],
+                "000001.redb\n",
+                Found::Database(1),
+            ),
+            (
+                &["000001.redb", "000002.redb.new", "CURRENT.new"],
+                "000002.redb\n",
+                Found::Database(2),
+            ),
+            (
+                &["000001.redb", "000002.redb"],
+                "000002.redb\n",
+                Found::Database(2),
+            ),
+        ];
+        for (files, current, expected) in cases {
+            let dir = tempfile::tempdir().unwrap();
+            for file in files {
+                touch(dir.path(), file);
+            }
+            if !current.is_empty() {
+                fs::write(dir.path().join(CURRENT), current).unwrap();
+            }
+            let found = recover(dir.path(), KIND).unwrap();
+            assert_eq!(found, expected, "{files:?}");
+            let left: Vec<String> = match found {
+                Found::Nothing => Vec::new(),
+                Found::Database(id) => vec![file_name(KIND, id), CURRENT.to_owned()],
+            };
+            assert_eq!(listed(dir.path()), left, "{files:?}");
+        }
+    }
+
+    #[test]
+    fn publishing_replaces_and_the_next_open_finds_it() {
+        let dir = tempfile::tempdir().unwrap();
+        for id in [1, 2] {
+            touch(dir.path(), &(file_name(KIND, id) + UNPUBLISHED));
+            publish(dir.path(), KIND, id).unwrap();
+            assert_eq!(recover(dir.path(), KIND).unwrap(), Found::Database(id));
+        }
+        assert_eq!(listed(dir.path()), ["000002.redb", CURRENT]);
+    }
+
+    #[test]
+    fn what_is_not_ours_to_decide_is_refused() {
+        for (files, current) in [
+            (&["000001.redb"][..], ""),
+            (&[][..], "000001.redb"),
+            (&["000001.redb"][..], "000002.redb"),
+            (&["000001.redb"][..], "../elsewhere"),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            for file in files {
+                touch(dir.path(), file);
+            }
+            if !current.is_empty() {
+                fs::write(dir.path().join(CURRENT), current).unwrap();
+            }
+            let error = recover(dir.path(), KIND).unwrap_err();
+            assert!(matches!(error, StorageError::Refused { .. }), "{error}");
+            assert!(files.iter().all(|file| dir.path().join(file).exists()));
+        }
+    }
+}

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 
 use crate::backend::Batch;
@@ -298,6 +299,9 @@ impl Shared {
             }
             drop(step);
             if last {
+                let finished = Bytes::copy_from_slice(&job.revision.to_be_bytes());
+                let key = Bytes::from(Table::Meta.key(meta::FINISHED_COMPACT));
+                self.small.lock().insert(key, finished);
                 return Ok(Some((hasher.finish(), deleted)));
             }
             if !self.compact_queue.pause(self.options.compaction_sleep) {

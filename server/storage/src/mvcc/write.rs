@@ -104,6 +104,10 @@ impl<'a> WriteTxn<'a> {
         }
     }
 
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "the copy of a key is made here, so that no caller has to know"
+    )]
     pub fn put(&mut self, key: Bytes, value: Bytes, lease: i64) -> Result<Touched, StorageError> {
         let (key, value) = compact_copy(&key, value);
         let revision = self.next_revision();
