@@ -5,7 +5,9 @@
 //! etcd: server/etcdmain, etcdutl.
 
 mod snapshot;
+mod wal;
 
+use std::fmt::Write;
 use std::process::ExitCode;
 
 use ballast_api::API_VERSION;
@@ -27,6 +29,7 @@ pub fn run(args: &[String]) -> ExitCode {
             ExitCode::SUCCESS
         }
         Some("snapshot") => snapshot::run(&args[1..]),
+        Some("wal") => wal::run(&args[1..]),
         _ => match configure(args) {
             Ok(config) => serve(config),
             Err(Stop::Told(text)) => {
@@ -131,7 +134,7 @@ fn version() -> String {
 
 fn usage() -> String {
     let mut text = String::from(
-        "Usage:\n\n  ballast [flags]\n    Start a server. Each flag is also read from ETCD_<FLAG>.\n\n  ballast --version\n  ballast --config-file FILE\n    A YAML or JSON file with the flags' names; other flags and the environment are ignored.\n\n  ballast snapshot save|status|restore FILE [flags]\n    Snapshots in etcd's format; -h after it tells more.\n\nFlags:\n",
+        "Usage:\n\n  ballast [flags]\n    Start a server. Each flag is also read from ETCD_<FLAG>.\n\n  ballast --version\n  ballast --config-file FILE\n    A YAML or JSON file with the flags' names; other flags and the environment are ignored.\n\n  ballast snapshot save|status|restore FILE [flags]\n    Snapshots in etcd's format; -h after it tells more.\n\n  ballast wal dump DIR\n    The log, one JSON line per entry.\n\nFlags:\n",
     );
     for flag in flags::FLAGS {
         let note = match flag.effect {
@@ -139,7 +142,8 @@ fn usage() -> String {
             flags::Effect::None => "  (accepted, changes nothing)",
             flags::Effect::Missing(_) => "  (not supported yet: default only)",
         };
-        text.push_str(&format!("  --{} '{}'{note}\n", flag.name, flag.default));
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "  --{} '{}'{note}", flag.name, flag.default);
     }
     text
 }

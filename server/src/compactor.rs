@@ -14,11 +14,11 @@ use crate::config::AutoCompaction;
 use crate::rpc::Context;
 
 /// How often the revision rule looks.
-const REVISION_INTERVAL: Duration = Duration::from_secs(5 * 60);
+const REVISION_INTERVAL: Duration = Duration::from_mins(5);
 /// Samples per period of the time rule: it compacts each of them as it falls out of the period.
 const SAMPLES_PER_PERIOD: u32 = 10;
 /// A period longer than this is still followed hourly.
-const PERIOD_STEP_MAX: Duration = Duration::from_secs(3600);
+const PERIOD_STEP_MAX: Duration = Duration::from_hours(1);
 
 /// Follows the rule until `stop`.
 pub async fn run(context: Arc<Context>, rule: AutoCompaction, stop: CancellationToken) {
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn the_time_rule_keeps_one_period() {
-        let period = Duration::from_secs(600);
+        let period = Duration::from_mins(10);
         let mut samples = Samples::new(AutoCompaction::Periodic(period), period / SAMPLES_PER_PERIOD);
         for revision in 1..=10 {
             assert_eq!(samples.next(revision), 0, "{revision}");

@@ -40,6 +40,7 @@ pub enum AutoCompaction {
 
 /// A server's configuration, validated.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub struct Config {
     pub name: String,
     pub data_dir: PathBuf,
@@ -190,7 +191,7 @@ impl Config {
             reuse_address: values.bool("socket-reuse-address"),
             watch_progress_interval: or_default(
                 values.duration("watch-progress-notify-interval"),
-                Duration::from_secs(600),
+                Duration::from_mins(10),
             ),
             gates: gates(values)?,
             log_level: match values.text("log-level") {

@@ -48,7 +48,7 @@ pub(super) fn put(
     lessor.moved(&touched.key, touched.old_lease, lease);
     crate::metrics::PUTS.inc();
     Ok(pb::PutResponse {
-        header: super::header_at(txn.revision()),
+        header: Some(super::header_at(txn.revision())),
         prev_kv: before.filter(|_| request.prev_kv),
     })
 }
@@ -70,7 +70,7 @@ pub(super) fn delete_range(
     }
     crate::metrics::DELETES.inc();
     Ok(pb::DeleteRangeResponse {
-        header: super::header_at(txn.revision()),
+        header: Some(super::header_at(txn.revision())),
         deleted: touched.len() as i64,
         prev_kvs,
     })

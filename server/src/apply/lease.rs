@@ -33,7 +33,7 @@ pub(super) fn grant(
 pub(super) fn revoke(
     txn: &mut WriteTxn<'_>,
     lessor: &Lessor,
-    request: &pb::LeaseRevokeRequest,
+    request: pb::LeaseRevokeRequest,
 ) -> Result<pb::LeaseRevokeResponse, Failure> {
     let keys = lessor.keys(request.id).ok_or(ApplyError::LeaseNotFound)?;
     for key in &keys {

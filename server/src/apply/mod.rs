@@ -165,7 +165,7 @@ impl Applier {
             return Ok(Answer::LeaseGrant(response));
         }
         if let Some(revoke) = &request.lease_revoke {
-            let response = lease::revoke(txn, &self.lessor, revoke)?;
+            let response = lease::revoke(txn, &self.lessor, *revoke)?;
             return Ok(Answer::LeaseRevoke(response));
         }
         if let Some(checkpoint) = &request.lease_checkpoint {
@@ -192,9 +192,9 @@ impl Applier {
 }
 
 /// The header within an answer: the revision alone, as etcd has it inside transactions.
-fn header_at(revision: i64) -> Option<pb::ResponseHeader> {
-    Some(pb::ResponseHeader {
+fn header_at(revision: i64) -> pb::ResponseHeader {
+    pb::ResponseHeader {
         revision,
         ..Default::default()
-    })
+    }
 }

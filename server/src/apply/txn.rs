@@ -46,7 +46,7 @@ pub fn read(view: &View, request: &pb::TxnRequest) -> Result<pb::TxnResponse, Fa
         responses.push(range::range(view, range)?);
     }
     Ok(pb::TxnResponse {
-        header: super::header_at(view.revision()),
+        header: Some(super::header_at(view.revision())),
         succeeded: path.succeeded,
         responses: responses
             .into_iter()
@@ -67,7 +67,7 @@ pub fn apply(
     let path = choose(view, request);
     check(view, lessor, request, &path)?;
     let mut response = execute(txn, lessor, request, &path)?;
-    response.header = super::header_at(txn.revision());
+    response.header = Some(super::header_at(txn.revision()));
     crate::metrics::TXNS.inc();
     Ok(response)
 }

@@ -69,10 +69,10 @@ impl Values {
 
     fn set(&mut self, flag: &'static Flag, value: &str) -> Result<(), String> {
         check(flag, value).map_err(|why| format!("invalid value \"{value}\" for flag -{}: {why}", flag.name))?;
-        if let Effect::Missing(why) = flag.effect {
-            if value != flag.default {
-                return Err(format!("--{} is not supported: {why}", flag.name));
-            }
+        if let Effect::Missing(why) = flag.effect
+            && value != flag.default
+        {
+            return Err(format!("--{} is not supported: {why}", flag.name));
         }
         self.given.insert(flag.name, value.to_owned());
         Ok(())
@@ -415,7 +415,7 @@ mod tests {
             ("0", Some(Duration::ZERO)),
             ("0s", Some(Duration::ZERO)),
             ("100ms", Some(Duration::from_millis(100))),
-            ("1h30m", Some(Duration::from_secs(5400))),
+            ("1h30m", Some(Duration::from_mins(90))),
             ("1.5s", Some(Duration::from_millis(1500))),
             ("5", None),
             ("", None),

@@ -22,8 +22,8 @@ pub struct AuthService(pub Arc<Context>);
 type Answer<T> = Result<Response<T>, Status>;
 
 impl AuthService {
-    fn header(&self) -> Option<pb::ResponseHeader> {
-        Some(self.0.headers.at(self.0.store.view().revision()))
+    fn header(&self) -> pb::ResponseHeader {
+        self.0.headers.at(self.0.store.view().revision())
     }
 }
 
@@ -38,13 +38,13 @@ impl Auth for AuthService {
         _: Request<pb::AuthDisableRequest>,
     ) -> Answer<pb::AuthDisableResponse> {
         Ok(Response::new(pb::AuthDisableResponse {
-            header: self.header(),
+            header: Some(self.header()),
         }))
     }
 
     async fn auth_status(&self, _: Request<pb::AuthStatusRequest>) -> Answer<pb::AuthStatusResponse> {
         Ok(Response::new(pb::AuthStatusResponse {
-            header: self.header(),
+            header: Some(self.header()),
             enabled: false,
             auth_revision: FIRST_AUTH_REVISION,
         }))
@@ -70,7 +70,7 @@ impl Auth for AuthService {
 
     async fn user_list(&self, _: Request<pb::AuthUserListRequest>) -> Answer<pb::AuthUserListResponse> {
         Ok(Response::new(pb::AuthUserListResponse {
-            header: self.header(),
+            header: Some(self.header()),
             ..Default::default()
         }))
     }
@@ -116,7 +116,7 @@ impl Auth for AuthService {
 
     async fn role_list(&self, _: Request<pb::AuthRoleListRequest>) -> Answer<pb::AuthRoleListResponse> {
         Ok(Response::new(pb::AuthRoleListResponse {
-            header: self.header(),
+            header: Some(self.header()),
             ..Default::default()
         }))
     }

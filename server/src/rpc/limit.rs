@@ -84,10 +84,10 @@ where
             }
             Poll::Ready(Some(Ok(frame))) => frame,
         };
-        if let Some(data) = frame.data_ref() {
-            if let Err(status) = self.follow(data) {
-                return Poll::Ready(Some(Err(status)));
-            }
+        if let Some(data) = frame.data_ref()
+            && let Err(status) = self.follow(data)
+        {
+            return Poll::Ready(Some(Err(status)));
         }
         Poll::Ready(Some(Ok(frame)))
     }
