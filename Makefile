@@ -90,7 +90,8 @@ test-kube: build ## the suites that need the Kubernetes of `make up`
 
 .PHONY: bench diff
 bench: build ## the ratio table against real etcd, ROUNDS interleaved rounds
-	$(E2E) bench --rounds $(ROUNDS)
+	cargo build --profile dist --locked -p ballast-server
+	BALLAST_BIN=$(CARGO_TARGET_DIR)/dist/ballast $(E2E) bench --rounds $(ROUNDS)
 
 diff: build ## the same random scripts on etcd and on Ballast, SEEDS of them with OPS operations each
 	$(E2E) diff --seeds $(SEEDS) --ops $(OPS)
