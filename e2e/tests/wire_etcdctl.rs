@@ -333,7 +333,7 @@ async fn endpoints_alarms_and_members_are_answered_as_on_etcd() {
     .await;
 }
 
-/// Runs `etcdctl watch …` until it has printed `lines` lines.
+/// Runs `etcdctl watch ...` until it has printed `lines` lines.
 fn watched(server: &StoreServer, arguments: &[&str], input: &str, lines: usize) -> Result<String> {
     use std::io::Write as _;
     let mut child = Command::new(tools::path("etcdctl")?)

@@ -9,18 +9,53 @@ const LINES_MAX: usize = 1200;
 
 /// In files under the folder no line may contain one of the words.
 const BANNED: [(&str, &[&str], &str); 8] = [
-    ("server/src/rpc", &["openraft::"], "openraft is named in raft/ only"),
-    ("server/src/apply", &["openraft::"], "openraft is named in raft/ only"),
-    ("server/src/watch", &["openraft::"], "openraft is named in raft/ only"),
-    ("server/src/apply", &["tonic::", "SystemTime::", "Instant::now", "rand::"], "apply is deterministic"),
-    ("server/src/apply", &["crate::rpc"], "data flows rpc -> raft -> apply -> storage"),
-    ("server/storage/src/mvcc", &["redb::"], "an engine is named in backend/<engine>.rs only"),
-    ("server/storage/src", &["crate::server", "tokio::", "tonic::", "openraft::"], "storage is sync and knows nothing above it"),
-    ("operator/src/cluster/plan", &["kube::Api", "Client", ".await"], "plan is pure"),
+    (
+        "server/src/rpc",
+        &["openraft::"],
+        "openraft is named in raft/ only",
+    ),
+    (
+        "server/src/apply",
+        &["openraft::"],
+        "openraft is named in raft/ only",
+    ),
+    (
+        "server/src/watch",
+        &["openraft::"],
+        "openraft is named in raft/ only",
+    ),
+    (
+        "server/src/apply",
+        &["tonic::", "SystemTime::", "Instant::now", "rand::"],
+        "apply is deterministic",
+    ),
+    (
+        "server/src/apply",
+        &["crate::rpc"],
+        "data flows rpc -> raft -> apply -> storage",
+    ),
+    (
+        "server/storage/src/mvcc",
+        &["redb::"],
+        "an engine is named in backend/<engine>.rs only",
+    ),
+    (
+        "server/storage/src",
+        &["crate::server", "tokio::", "tonic::", "openraft::"],
+        "storage is sync and knows nothing above it",
+    ),
+    (
+        "operator/src/cluster/plan",
+        &["kube::Api", "kube::Client", ".await"],
+        "plan is pure",
+    ),
 ];
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("server/ lies in the workspace").to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("server/ lies in the workspace")
+        .to_owned()
 }
 
 fn rust_files(folder: &Path, out: &mut Vec<PathBuf>) {
@@ -45,7 +80,11 @@ fn sources() -> Vec<(String, String)> {
     files
         .into_iter()
         .map(|path| {
-            let name = path.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+            let name = path
+                .strip_prefix(&root)
+                .unwrap()
+                .to_string_lossy()
+                .into_owned();
             let text = fs::read_to_string(&path).unwrap();
             (name, text)
         })
@@ -66,7 +105,11 @@ fn every_file_says_what_it_owns() {
 fn sources_are_ascii() {
     let bad: Vec<_> = sources()
         .into_iter()
-        .filter_map(|(name, text)| text.lines().position(|l| !l.is_ascii()).map(|l| format!("{name}:{}", l + 1)))
+        .filter_map(|(name, text)| {
+            text.lines()
+                .position(|l| !l.is_ascii())
+                .map(|l| format!("{name}:{}", l + 1))
+        })
         .collect();
     assert!(bad.is_empty(), "not ASCII: {bad:?}");
 }
@@ -75,10 +118,15 @@ fn sources_are_ascii() {
 fn files_can_be_held_by_a_person() {
     let bad: Vec<_> = sources()
         .into_iter()
-        .filter(|(name, text)| text.lines().count() > LINES_MAX && !LONG.iter().any(|(long, _)| long == name))
+        .filter(|(name, text)| {
+            text.lines().count() > LINES_MAX && !LONG.iter().any(|(long, _)| long == name)
+        })
         .map(|(name, text)| format!("{name}: {} lines", text.lines().count()))
         .collect();
-    assert!(bad.is_empty(), "split by noun, or list with a reason: {bad:?}");
+    assert!(
+        bad.is_empty(),
+        "split by noun, or list with a reason: {bad:?}"
+    );
 }
 
 #[test]
