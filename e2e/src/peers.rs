@@ -85,9 +85,9 @@ impl Suite {
                 expected: "etcd-common.txt",
                 module: "go.etcd.io/etcd/tests/v3",
                 package: "common",
-                // TestKVGetNoQuorum needs three members by its nature; the other TestVerifyHashKV tests skip themselves on one.
+                // TestKVGetNoQuorum and TestEndpointHashKV need three members by their nature; the other TestVerifyHashKV tests skip themselves on one.
                 pattern: "^(TestKVPut|TestKVGet|TestKVGetStream|TestKVDelete|TestTxn.*|TestCompact|TestLease.*|TestWatch|TestStatus\
-                          |TestAlarm.*|TestDefragOnline|TestVerifyHashKVAfterCompactAndDefrag|TestEndpoint.*)$\
+                          |TestAlarm.*|TestDefragOnline|TestVerifyHashKVAfterCompactAndDefrag|TestEndpointStatus|TestEndpointHealth)$\
                           /^(NoTLS|NoPhysical|Physical)",
                 unit: Unit::Leaves,
                 budget: Duration::from_mins(7),

@@ -393,7 +393,7 @@ async fn watches() -> Result<()> {
     let cases: [(&[&str], &str, usize); 6] = [
         (&["watch", "a", "--rev=1"], "", 6),
         (&["watch", "a", "--prefix", "--rev=1"], "", 15),
-        (&["watch", "a", "--prefix", "--rev=4", "--prev-kv"], "", 15),
+        (&["watch", "a", "--prefix", "--rev=4", "--prev-kv"], "", 13),
         (&["watch", "a", "b", "--rev=2"], "", 15),
         (&["watch", "-i"], "watch a --rev=1\n", 6),
         (
