@@ -4,6 +4,8 @@
 //!
 //! etcd: server/etcdserver/txn/range.go.
 
+use std::cmp::Ordering;
+
 use ballast_api::etcdserverpb as pb;
 use ballast_api::mvccpb::KeyValue;
 use ballast_storage::ReadError;
@@ -119,16 +121,23 @@ fn filter(kvs: &mut Vec<KeyValue>, request: &pb::RangeRequest) {
 fn sort(kvs: &mut [KeyValue], request: &pb::RangeRequest) {
     let target = SortTarget::try_from(request.sort_target).unwrap_or(SortTarget::Key);
     let descend = request.sort_order == SortOrder::Descend as i32;
+    // Equal elements keep the order of their keys, descending too. etcd's sort promises no order for them, but up to twelve
+    // elements it has this one.
+    let by = |kvs: &mut [KeyValue], compare: fn(&KeyValue, &KeyValue) -> Ordering| {
+        if descend {
+            kvs.sort_by(|a, b| compare(b, a));
+        } else {
+            kvs.sort_by(compare);
+        }
+    };
     match target {
-        // They come ascending.
+        // They come ascending, and no two are equal.
+        SortTarget::Key if descend => kvs.reverse(),
         SortTarget::Key => {}
-        SortTarget::Version => kvs.sort_by_key(|kv| kv.version),
-        SortTarget::Create => kvs.sort_by_key(|kv| kv.create_revision),
-        SortTarget::Mod => kvs.sort_by_key(|kv| kv.mod_revision),
-        SortTarget::Value => kvs.sort_by(|a, b| a.value.cmp(&b.value)),
-    }
-    if descend {
-        kvs.reverse();
+        SortTarget::Version => by(kvs, |a, b| a.version.cmp(&b.version)),
+        SortTarget::Create => by(kvs, |a, b| a.create_revision.cmp(&b.create_revision)),
+        SortTarget::Mod => by(kvs, |a, b| a.mod_revision.cmp(&b.mod_revision)),
+        SortTarget::Value => by(kvs, |a, b| a.value.cmp(&b.value)),
     }
 }
 

@@ -97,6 +97,11 @@ impl Commit {
         let Some(prev) = self.events[event].prev else {
             return;
         };
+        // etcd reads the key one revision back, and an event at the compacted revision has nothing readable there, whatever is left of
+        // the record. Kubernetes takes the missing `prev_kv` as the sign that its watch is too old.
+        if self.revision <= view.compact_revision() {
+            return;
+        }
         let slot = self.slot(event);
         if slot.with_prev.get().is_some() {
             return;

@@ -35,7 +35,7 @@ impl Batch {
 /// Bytes on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineSize {
-    /// Blocks allocated to the file, in bytes (its length runs ahead).
+    /// Blocks allocated to the file, in bytes (its length runs ahead), less what the engine needs for itself when it holds nothing.
     pub allocated: u64,
 }
 
