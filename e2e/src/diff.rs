@@ -25,9 +25,11 @@ use crate::progress::Progress;
 use crate::store_server::{Client, Program, StoreServer};
 use crate::tools;
 use crate::up::say;
+use crate::wait::wait_for;
 
 /// How long a watch may take to bring what is there already.
 const WATCH_DEADLINE: Duration = Duration::from_secs(20);
+const SETTLE_DEADLINE: Duration = Duration::from_secs(30);
 /// etcd leaves a progress request unanswered while a watch of the stream is behind, so it is asked again.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(20);
 
@@ -82,6 +84,7 @@ pub async fn run_seed(program: &Program, flags: &[&str], seed: u64, ops: usize) 
         StoreServer::start(program, flags)
     )?;
     let clients = (left.client()?, right.client()?);
+    tokio::try_join!(settle(&clients.0), settle(&clients.1))?;
     let mut script = Script::new(seed);
     let mut seen = Seen {
         head: 1,
@@ -117,6 +120,20 @@ pub async fn run_seed(program: &Program, flags: &[&str], seed: u64, ops: usize) 
     }
     tokio::try_join!(left.restart(), right.restart())?;
     compare_whole(&left, &right, "after a clean stop").await
+}
+
+/// A new etcd reports an old storage version until it has written the present one.
+async fn settle(client: &Client) -> Result<()> {
+    wait_for("the storage version", SETTLE_DEADLINE, || async {
+        let status = client
+            .maintenance
+            .clone()
+            .status(StatusRequest {})
+            .await?
+            .into_inner();
+        Ok((!status.storage_version.starts_with("3.5.")).then_some(()))
+    })
+    .await
 }
 
 /// HashKV, every key and every lease.
