@@ -21,6 +21,8 @@ use crate::cluster::build::hex;
 
 /// Where Kubernetes reads what a container has to say when it ends.
 const TERMINATION_LOG: &str = "/dev/termination-log";
+/// How much of what a program said goes into an error.
+const SAID_BYTES_MAX: usize = 800;
 /// etcd's snapshot ends in the SHA-256 of what comes before it.
 const TRAILER_BYTES: u64 = 32;
 /// The bytes before the trailer are whole sectors, which tells a snapshot from a bare database.
@@ -102,8 +104,23 @@ pub enum AgentError {
     },
 }
 
-/// Does what the command says.
+/// Does what the command says. What went wrong is also left where Kubernetes reads a container's last
+/// words, so that a status tells it in one sentence and not as a line of the log.
 pub fn run(command: AgentCommand) -> Result<(), AgentError> {
+    let last_words = match &command {
+        AgentCommand::Backup { report, .. } => Some(report.clone()),
+        // Outside of a container there is no such file, and none is made.
+        _ => Some(PathBuf::from(TERMINATION_LOG)).filter(|path| path.exists()),
+    };
+    let done = act(command);
+    if let (Err(error), Some(path)) = (&done, last_words) {
+        // The error is returned too: a place that cannot be written to loses nothing.
+        let _ = fs::write(path, error.to_string());
+    }
+    done
+}
+
+fn act(command: AgentCommand) -> Result<(), AgentError> {
     match command {
         AgentCommand::Install { to } => install(&to),
         AgentCommand::Backup {
@@ -163,7 +180,7 @@ fn call(program: &Path, args: &[&str]) -> Result<String, AgentError> {
         .args(args)
         .output()
         .map_err(io_error("run", program))?;
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let said = last_of(&String::from_utf8_lossy(&output.stderr));
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
@@ -174,6 +191,16 @@ fn call(program: &Path, args: &[&str]) -> Result<String, AgentError> {
         status: output.status.to_string(),
         said,
     })
+}
+
+/// The end of what a program said: that is where it says why it ended.
+fn last_of(said: &str) -> String {
+    let said = said.trim();
+    let mut start = said.len().saturating_sub(SAID_BYTES_MAX);
+    while !said.is_char_boundary(start) {
+        start += 1;
+    }
+    said[start..].trim().to_owned()
 }
 
 /// The whole file's hash, after its trailer was checked against its content, and its length.

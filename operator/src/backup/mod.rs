@@ -58,7 +58,7 @@ pub async fn reconcile(
 ) -> Result<Action, ReconcileError> {
     let started = clock::monotonic();
     let result = match &guard.0 {
-        Ok(backup) => guarded(Arc::new(backup.clone()), &ctx).await,
+        Ok(backup) => guarded(backup, &ctx).await,
         Err(invalid) => {
             let name = invalid.metadata.name.as_deref();
             tracing::warn!(name, error = %invalid.error, "StoreBackup cannot be read");
@@ -87,9 +87,16 @@ pub fn error_policy(
     Action::requeue(ctx.retry_after)
 }
 
-async fn guarded(backup: Arc<StoreBackup>, ctx: &Context) -> Result<Action, ReconcileError> {
-    let namespace = backup.namespace().unwrap_or_default();
+/// Works on the live object: the controller's copy may be older than the status written last.
+async fn guarded(seen: &StoreBackup, ctx: &Context) -> Result<Action, ReconcileError> {
+    let namespace = seen.namespace().unwrap_or_default();
+    let name = seen.name_any();
     let api: Api<StoreBackup> = Api::namespaced(ctx.client.clone(), &namespace);
+    let live = api.get_opt(&name).await;
+    let live = live.map_err(|e| ReconcileError::Read(format!("{KIND} {name}"), Box::new(e)))?;
+    let Some(backup) = live.map(Arc::new) else {
+        return Ok(Action::await_change());
+    };
     finalizer::finalizer(&api, FINALIZER, backup, |event| async {
         match event {
             Event::Apply(backup) => pass(&backup, ctx).await,

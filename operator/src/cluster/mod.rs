@@ -75,7 +75,7 @@ pub async fn reconcile(
 ) -> Result<Action, ReconcileError> {
     let started = clock::monotonic();
     let result = match &guard.0 {
-        Ok(cluster) => Box::pin(guarded(Arc::new(cluster.clone()), &ctx)).await,
+        Ok(cluster) => Box::pin(guarded(cluster, &ctx)).await,
         Err(invalid) => {
             let name = invalid.metadata.name.as_deref();
             tracing::warn!(name, error = %invalid.error, "StoreCluster cannot be read");
@@ -111,9 +111,23 @@ pub fn error_policy(
     Action::requeue(ctx.retry_after)
 }
 
-async fn guarded(cluster: Arc<StoreCluster>, ctx: &Context) -> Result<Action, ReconcileError> {
-    let namespace = cluster.namespace().unwrap_or_default();
+/// The controller's copy may be older than the status the last pass wrote; a pass that believed it
+/// would write that status back, and forget what was done in between.
+async fn guarded(seen: &StoreCluster, ctx: &Context) -> Result<Action, ReconcileError> {
+    let namespace = seen.namespace().unwrap_or_default();
+    let name = seen.name_any();
     let api: Api<StoreCluster> = Api::namespaced(ctx.client.clone(), &namespace);
+    let live = api
+        .get_opt(&name)
+        .await
+        .map_err(|source| ObserveError::Read {
+            kind: KIND.to_owned(),
+            name,
+            source: Box::new(source),
+        })?;
+    let Some(cluster) = live.map(Arc::new) else {
+        return Ok(Action::await_change());
+    };
     finalizer::finalizer(&api, FINALIZER, cluster, |event| async {
         match event {
             Event::Apply(cluster) => Box::pin(pass(&cluster, ctx)).await,

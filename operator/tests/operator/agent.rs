@@ -127,6 +127,8 @@ fn what_the_store_said_is_in_the_error() {
     let beside = Beside::new("echo 'etcdserver: no leader' >&2; exit 1");
     let error = beside.backup().unwrap_err().to_string();
     assert!(error.contains("etcdserver: no leader"), "{error}");
+    let last_words = fs::read_to_string(beside.path("report")).unwrap();
+    assert_eq!(last_words, error);
 }
 
 #[test]

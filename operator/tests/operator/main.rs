@@ -7,6 +7,7 @@ mod agent;
 mod build_golden;
 mod cel;
 mod generated;
+mod leader;
 mod plan;
 mod reconcile;
 mod support;

@@ -386,6 +386,23 @@ async fn an_empty_database_is_defragmented_once_and_the_figures_are_kept() {
     assert!(world.event_reasons().contains(&"Defragmented".to_owned()));
 }
 
+/// The controller's cache lags behind what the last pass wrote.
+#[tokio::test]
+async fn an_old_copy_of_the_object_does_not_undo_what_was_written_since() {
+    let world = World::running(json!({})).await;
+    let old = world.cluster();
+    world.store.says(Some(StoreReport {
+        db_size_in_use: 20 << 20,
+        ..report()
+    }));
+    world.settle().await;
+    let guard: DeserializeGuard<StoreCluster> = serde_json::from_value(old).unwrap();
+    cluster::reconcile(Arc::new(guard), world.ctx.clone())
+        .await
+        .unwrap();
+    assert!(world.cluster()["status"]["lastDefragmentation"].is_object());
+}
+
 #[tokio::test]
 async fn no_space_is_shown_while_it_lasts_and_lifted_when_there_is_room() {
     let world = World::running(json!({})).await;

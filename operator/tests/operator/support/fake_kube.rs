@@ -146,7 +146,14 @@ impl FakeKube {
                     state.merge(&target, name, body, patch.contains("apply"))
                 }
             }
-            (Method::PUT, Some(name)) => success(state.create(&target.collection, name, body)),
+            (Method::PUT, Some(name)) => {
+                let live = state.object(&target.collection, name);
+                let seen = &body["metadata"]["resourceVersion"];
+                if live.is_some_and(|l| l["metadata"]["resourceVersion"] != *seen) {
+                    return failure(409, "the object has been modified");
+                }
+                success(state.create(&target.collection, name, body))
+            }
             (Method::DELETE, Some(name)) => {
                 let Some(live) = state.object(&target.collection, name).cloned() else {
                     return failure(404, "not found");
