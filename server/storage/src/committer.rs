@@ -15,6 +15,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ballast_api::mvccpb::KeyValue;
@@ -87,6 +88,8 @@ pub struct Committer {
     work: Condvar,
     /// Something was written, or will never be.
     progress: Condvar,
+    /// The engine's allocated bytes after the last write: each put asks for them.
+    allocated: AtomicU64,
     /// Held over each write of the engine: whoever takes it sees the engine between two batches.
     writing: Mutex<Option<Follow>>,
 }
@@ -129,6 +132,7 @@ impl std::fmt::Debug for Committer {
 
 impl Committer {
     pub fn new(engine: Arc<dyn Engine>, durable: LogPosition, limits: Limits) -> Self {
+        let allocated = engine.size().map_or(0, |size| size.allocated);
         Self {
             limits,
             engine: RwLock::new(engine),
@@ -138,12 +142,18 @@ impl Committer {
             }),
             work: Condvar::new(),
             progress: Condvar::new(),
+            allocated: AtomicU64::new(allocated),
             writing: Mutex::new(None),
         }
     }
 
     pub fn engine(&self) -> Arc<dyn Engine> {
         Arc::clone(&self.engine.read())
+    }
+
+    /// Bytes on disk as of the last write.
+    pub fn allocated(&self) -> u64 {
+        self.allocated.load(Ordering::Relaxed)
     }
 
     /// Waits while too much is pending. Returns at once after a failure or a close: nothing will change any more.
@@ -307,7 +317,12 @@ impl Committer {
         work: impl FnOnce(&mut Option<Follow>, &mut dyn FnMut(Arc<dyn Engine>)) -> T,
     ) -> T {
         let mut follow = self.writing.lock();
-        work(&mut follow, &mut |engine| *self.engine.write() = engine)
+        work(&mut follow, &mut |engine| {
+            if let Ok(size) = engine.size() {
+                self.allocated.store(size.allocated, Ordering::Relaxed);
+            }
+            *self.engine.write() = engine;
+        })
     }
 
     /// Writes a batch of maintenance between two of the queue's. It must change nothing that an entry still in the queue is about.
@@ -329,11 +344,15 @@ impl Committer {
     }
 
     fn write(&self, follow: &mut Option<Follow>, batch: &Batch) -> Result<(), StorageError> {
-        self.engine().write(batch)?;
+        let engine = self.engine();
+        engine.write(batch)?;
+        self.allocated
+            .store(engine.size()?.allocated, Ordering::Relaxed);
         if let Some(follow) = follow {
+            // Copies: a key is a slice of the batch's one buffer, and would keep its values alive.
             follow
                 .keys
-                .extend(batch.ops.iter().map(|(key, _)| key.clone()));
+                .extend(batch.ops.iter().map(|(key, _)| Bytes::copy_from_slice(key)));
         }
         Ok(())
     }

@@ -54,9 +54,14 @@ impl Redb {
             path: path.to_owned(),
             detail: detail.to_string(),
         };
-        let database = Database::builder()
-            .set_cache_size(usize::try_from(cache_bytes).unwrap_or(usize::MAX))
-            .create(path)
+        // redb trusts what it reads and may panic over a damaged file; to the operator of the node both are the same.
+        let opened = std::panic::catch_unwind(|| {
+            Database::builder()
+                .set_cache_size(usize::try_from(cache_bytes).unwrap_or(usize::MAX))
+                .create(path)
+        });
+        let database = opened
+            .map_err(|_| fail("open", &"the engine cannot make sense of the file"))?
             .map_err(|e| fail("open", &e))?;
         // A second handle for the size alone: it goes on to name our file after a rename.
         let file = std::fs::File::open(path).map_err(|e| StorageError::io("open", path, e))?;

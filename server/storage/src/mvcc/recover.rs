@@ -20,13 +20,12 @@ use prost::Message;
 use ballast_api::mvccpb::KeyValue;
 
 use crate::LogPosition;
-use crate::backend::{Batch, Engine, Kind, current};
+use crate::backend::{Batch, Engine, Kind, Pairs, current};
 use crate::committer::{Committer, Limits, decode_position};
 use crate::error::StorageError;
 use crate::mvcc::compact::{CompactJob, CompactQueue};
 use crate::mvcc::hash::StoredHashes;
 use crate::mvcc::key_index::{KeyIndex, Record};
-use crate::mvcc::read::RecordScan;
 use crate::mvcc::revision::Revision;
 use crate::mvcc::store::{Picture, Shared, Store, StoreOptions};
 use crate::mvcc::tree::Tree;
@@ -232,34 +231,78 @@ struct Rebuilt {
     live_bytes: i64,
 }
 
+/// Chunks of records read ahead of building the index.
+const READ_AHEAD_CHUNKS: usize = 4;
+
 fn rebuild(engine: &Arc<dyn Engine>, dir: &Path) -> Result<Rebuilt, StorageError> {
-    let mut out = Rebuilt::default();
-    for pair in RecordScan::new(Arc::clone(engine), Revision::default(), i64::MAX) {
-        let (key, value) = pair?;
-        let damaged = |what: &str| StorageError::DamagedRecord {
-            path: dir.to_owned(),
-            record: name_of(&key),
-            what: what.to_owned(),
-        };
+    std::thread::scope(|scope| {
+        let (send, chunks) = std::sync::mpsc::sync_channel(READ_AHEAD_CHUNKS);
+        scope.spawn(move || read_records(&**engine, &send));
+        let mut out = Rebuilt::default();
+        for chunk in chunks {
+            for (key, value) in chunk? {
+                out.add(&key, value)
+                    .map_err(|what| StorageError::DamagedRecord {
+                        path: dir.to_owned(),
+                        record: name_of(&key),
+                        what,
+                    })?;
+            }
+        }
+        Ok(out)
+    })
+}
+
+/// Sends all records in order, until nobody wants them any more.
+fn read_records(
+    engine: &dyn Engine,
+    send: &std::sync::mpsc::SyncSender<Result<Pairs, StorageError>>,
+) {
+    let mut next = vec![Table::Key.prefix()];
+    loop {
+        let chunk = engine.scan(&next, &[Table::Key.prefix() + 1], SCAN_CHUNK_BYTES);
+        match &chunk {
+            Ok(pairs) => {
+                let Some((last, _)) = pairs.last() else {
+                    return;
+                };
+                next.clear();
+                next.extend_from_slice(last);
+                next.push(0);
+                if send.send(chunk).is_err() {
+                    return;
+                }
+            }
+            Err(_) => {
+                // The receiver ends at an error; if it is gone, it has one already.
+                let _ = send.send(chunk);
+                return;
+            }
+        }
+    }
+}
+
+impl Rebuilt {
+    /// Adds a record, or says what is wrong with it.
+    fn add(&mut self, key: &Bytes, value: Bytes) -> Result<(), String> {
         let (revision, tombstone) =
-            Revision::from_bytes(&key[1..]).ok_or_else(|| damaged("its key is no revision"))?;
-        out.live_bytes += (key.len() + value.len()) as i64;
-        out.revision = revision.main;
+            Revision::from_bytes(&key[1..]).ok_or("its key is no revision")?;
+        self.live_bytes += (key.len() + value.len()) as i64;
+        self.revision = revision.main;
         let bytes = value.len() as u32;
-        let kv = KeyValue::decode(value).map_err(|e| damaged(&e.to_string()))?;
+        let kv = KeyValue::decode(value).map_err(|e| e.to_string())?;
         // A restore that bumps the revision leaves an empty record there, which etcd takes for a put of the empty key.
         let is_bump = bytes == 0 && !tombstone;
         if kv.key.is_empty() && !is_bump {
-            return Err(damaged("it has no key"));
+            return Err("it has no key".to_owned());
         }
         if !is_bump && !tombstone && (kv.mod_revision != revision.main || kv.version < 1) {
-            return Err(damaged(&format!(
-                "its value says revision {} version {}",
-                kv.mod_revision, kv.version
-            )));
+            let (revision, version) = (kv.mod_revision, kv.version);
+            return Err(format!(
+                "its value says revision {revision} version {version}"
+            ));
         }
-        let sub =
-            u32::try_from(revision.sub).map_err(|_| damaged("its sub revision is too large"))?;
+        let sub = u32::try_from(revision.sub).map_err(|_| "its sub revision is too large")?;
         let (create, version) = match (tombstone, is_bump) {
             (true, _) => (0, 0),
             (_, true) => (revision.main, 1),
@@ -272,12 +315,12 @@ fn rebuild(engine: &Arc<dyn Engine>, dir: &Path) -> Result<Rebuilt, StorageError
             create,
             version,
         };
-        out.tree.upsert(&kv.key, |old| match old {
+        self.tree.upsert(&kv.key, |old| match old {
             Some(old) => old.with(head, kv.lease),
             None => KeyIndex::new(head, kv.lease),
         });
+        Ok(())
     }
-    Ok(out)
 }
 
 fn name_of(key: &[u8]) -> String {

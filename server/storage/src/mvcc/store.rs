@@ -237,13 +237,7 @@ impl Shared {
     }
 
     pub(super) fn sizes(&self) -> Sizes {
-        let allocated = match self.committer.engine().size() {
-            Ok(size) => size.allocated,
-            Err(error) => {
-                tracing::warn!(%error, "no size of the database");
-                0
-            }
-        };
+        let allocated = self.committer.allocated();
         // What is still on its way to the file counts as live before it is allocated.
         Sizes {
             allocated,

@@ -68,6 +68,10 @@ pub struct Committed {
 impl<'a> WriteTxn<'a> {
     pub(super) fn new(shared: &'a Arc<Shared>, at: LogPosition) -> Self {
         let writer = shared.writer.lock();
+        debug_assert!(
+            at.index >= shared.applied.lock().index,
+            "an entry is applied once"
+        );
         let picture = Picture::clone(&shared.newest.load());
         Self {
             shared,
