@@ -472,10 +472,17 @@ impl RaftNode {
 
     /// A single voter has nobody to wait for.
     async fn elect_at_once_when_alone(&self) -> Result<(), StartError> {
-        let metrics = self.raft.server_metrics().borrow_watched().clone();
-        let mut voters = metrics.membership_config.membership().voter_ids();
-        if voters.next() == Some(self.member_id) && voters.next().is_none() {
-            drop(voters);
+        let me = self.member_id;
+        // Asked of the library's loop: its metrics may not have been filled in yet.
+        let alone = self
+            .raft
+            .with_raft_state(move |state| {
+                let mut voters = state.membership_state.effective().membership().voter_ids();
+                voters.next() == Some(me) && voters.next().is_none()
+            })
+            .await
+            .map_err(raft_error)?;
+        if alone {
             self.raft.trigger().elect(false).await.map_err(raft_error)?;
         }
         Ok(())
@@ -501,6 +508,8 @@ fn open_parts(
     let failure = Failure::new();
     let on_failure = failure.clone();
     store.on_failure(Box::new(move |error| on_failure.set(&error)));
+    let on_failure = failure.clone();
+    wal.on_failure(Box::new(move |error| on_failure.set(&error)));
     let log = LogStore::new(Arc::clone(&wal), Arc::clone(store), failure.clone());
     let machine = StateMachine::new(Arc::clone(store), apply, failure.clone())?;
     Ok((wal, log, machine, failure))

@@ -41,6 +41,8 @@ use segment::Segment;
 /// Called once, from the writer's thread: the record is synced, or never will be.
 pub type Done = Box<dyn FnOnce(Result<(), Arc<StorageError>>) + Send>;
 
+type FailureCall = Box<dyn FnOnce(Arc<StorageError>) + Send>;
+
 /// What a member's metrics want to know. Called from the writer's thread.
 pub trait WalObserver: Send + Sync + std::fmt::Debug {
     /// Runs `sync`, which waits for the disk once: the place to time it.
@@ -146,6 +148,7 @@ struct State {
     /// Ascending by sequence; the last is being written.
     segments: VecDeque<Arc<Segment>>,
     failed: Option<Arc<StorageError>>,
+    on_failure: Option<FailureCall>,
     stopping: bool,
 }
 
@@ -424,6 +427,21 @@ impl Wal {
     /// The error after which nothing is written any more. The node must stop.
     pub fn failure(&self) -> Option<Arc<StorageError>> {
         self.shared.state.lock().failed.clone()
+    }
+
+    /// Called once when the log fails, from the thread that finds it; at once when it has failed already.
+    pub fn on_failure(&self, call: Box<dyn FnOnce(Arc<StorageError>) + Send>) {
+        let failed = {
+            let mut state = self.shared.state.lock();
+            match &state.failed {
+                Some(error) => Arc::clone(error),
+                None => {
+                    state.on_failure = Some(call);
+                    return;
+                }
+            }
+        };
+        call(failed);
     }
 
     /// Writes what is queued, marks the log as closed and stops the thread. Idempotent.

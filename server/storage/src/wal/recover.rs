@@ -456,6 +456,7 @@ impl Replay {
             committed_unwritten: false,
             segments: segments.into(),
             failed: None,
+            on_failure: None,
             stopping: false,
         }
     }

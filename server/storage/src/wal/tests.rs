@@ -209,16 +209,11 @@ fn a_log_that_begins_at_a_snapshot_goes_on_behind_it() {
     );
     assert_eq!(wal.purged(), wal.last());
     append(&wal, 501..=502, 10);
-    wait(|done| {
-        wal.purge(
-            LogPosition {
-                index: 900,
-                term: 8,
-            },
-            done,
-        )
-    })
-    .unwrap();
+    let beyond = LogPosition {
+        index: 900,
+        term: 8,
+    };
+    wait(|done| wal.purge(beyond, done)).unwrap();
     append(&wal, 901..=901, 10);
     drop(wal);
     let wal = Wal::open(options).unwrap();
@@ -313,22 +308,44 @@ fn a_log_of_others_is_refused() {
 }
 
 #[test]
-fn after_a_failed_sync_nothing_is_acknowledged() {
-    let dir = tempfile::tempdir().unwrap();
-    let wal = Wal::open(options(dir.path())).unwrap();
-    append(&wal, 1..=1, 10);
-    // A file that cannot be written stands in for a disk that fails.
-    {
-        let mut state = wal.shared.state.lock();
-        state.failed = Some(Arc::new(StorageError::io(
-            "sync",
-            dir.path(),
-            std::io::Error::other("broken disk"),
-        )));
+fn after_a_failure_nothing_is_acknowledged_and_the_node_is_told() {
+    /// A disk that breaks, as far as the writer's thread is concerned.
+    #[derive(Debug, Default)]
+    struct Breaks(AtomicBool);
+    impl WalObserver for Breaks {
+        fn around_sync(&self, sync: &mut dyn FnMut()) {
+            assert!(!self.0.load(Ordering::SeqCst), "broken on purpose");
+            sync();
+        }
     }
-    assert!(wait(|done| wal.append(vec![entry(2, 1, "x")], done)).is_err());
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Arc::new(Breaks::default());
+    let mut options = options(dir.path());
+    options.observer = Arc::clone(&disk) as Arc<dyn WalObserver>;
+    let wal = Wal::open(options.clone()).unwrap();
+    append(&wal, 1..=1, 10);
+    let (told, telling) = mpsc::channel();
+    wal.on_failure(Box::new(move |error| told.send(error).unwrap()));
+    disk.0.store(true, Ordering::SeqCst);
+    let (sender, receiver) = mpsc::channel();
+    wal.append(
+        vec![entry(2, 1, "x")],
+        Box::new(move |result| drop(sender.send(result))),
+    );
+    let error = telling.recv_timeout(Duration::from_mins(1)).unwrap();
+    assert!(error.to_string().contains("panicked"), "{error}");
+    // Its callback is gone with the thread, or says so: never Ok.
+    assert!(!matches!(
+        receiver.recv_timeout(Duration::from_mins(1)),
+        Ok(Ok(()))
+    ));
+    assert!(wait(|done| wal.append(vec![entry(3, 1, "x")], done)).is_err());
     assert!(wait(|done| wal.save_vote(WalVote::default(), done)).is_err());
+    assert!(wal.failure().is_some());
     assert!(wal.close().is_err());
+    drop(wal);
+    disk.0.store(false, Ordering::SeqCst);
+    assert!(last_index(&Wal::open(options).unwrap()) >= 1);
 }
 
 /// Ways to spoil a file, given where its last entry record lies and where an earlier one does.

@@ -83,7 +83,19 @@ pub(crate) fn start(shared: &Arc<Shared>, tail: Tail) -> Result<JoinHandle<()>, 
     writer.write_mark()?;
     std::thread::Builder::new()
         .name("wal".to_owned())
-        .spawn(move || writer.run())
+        .spawn(move || {
+            let shared = Arc::clone(&writer.shared);
+            // A panic here is a bug; without this the node would wait for ever instead of stopping.
+            let run = std::panic::AssertUnwindSafe(|| writer.run());
+            if std::panic::catch_unwind(run).is_err() {
+                let source = std::io::Error::other("its thread panicked");
+                let dir = &shared.options.dir;
+                shared.fail(
+                    StorageError::io("write the log in", dir, source),
+                    Vec::new(),
+                );
+            }
+        })
         .map_err(|error| StorageError::io("start a thread for", &dir, error))
 }
 
@@ -93,7 +105,7 @@ impl Writer {
             let group = self.take_group();
             let Some(group) = group else {
                 if let Err(error) = self.close() {
-                    self.fail(error, Vec::new());
+                    self.shared.fail(error, Vec::new());
                 }
                 return;
             };
@@ -110,11 +122,11 @@ impl Writer {
                         }
                         Ok(())
                     }
-                    Err(error) => return self.fail(error, group),
+                    Err(error) => return self.shared.fail(error, group),
                 }
             };
             if let Err(error) = result {
-                return self.fail(error, Vec::new());
+                return self.shared.fail(error, Vec::new());
             }
         }
     }
@@ -416,16 +428,22 @@ impl Writer {
         drop(std::fs::remove_file(self.shared.options.dir.join(TMP_NAME)));
         Ok(())
     }
+}
 
+impl Shared {
     /// Nothing is written after this. Everybody waiting is told.
-    fn fail(&mut self, error: StorageError, group: Vec<Queued>) {
+    fn fail(&self, error: StorageError, group: Vec<Queued>) {
         let error = Arc::new(error);
         tracing::error!(%error, "the write-ahead log failed");
-        let queued: Vec<Queued> = {
-            let mut state = self.shared.state.lock();
+        let (queued, call) = {
+            let mut state = self.state.lock();
             state.failed = Some(Arc::clone(&error));
-            group.into_iter().chain(state.queue.drain(..)).collect()
+            let queued: Vec<Queued> = group.into_iter().chain(state.queue.drain(..)).collect();
+            (queued, state.on_failure.take())
         };
+        if let Some(call) = call {
+            call(Arc::clone(&error));
+        }
         let dones: Vec<Done> = queued.into_iter().filter_map(|q| q.done).collect();
         for done in dones {
             done(Err(Arc::clone(&error)));
