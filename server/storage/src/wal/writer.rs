@@ -55,6 +55,8 @@ struct Writer {
 type Placed = Vec<(u64, u64, Place)>;
 
 const RETRY_GROUPS: u32 = 256;
+/// What a group brings besides what was queued (committed index, mark), and the segment's last record: all within what was allocated.
+const GROUP_EXTRA_BYTES: u64 = 256;
 
 pub(crate) fn start(shared: &Arc<Shared>, tail: Tail) -> Result<JoinHandle<()>, StorageError> {
     let dir = shared.options.dir.clone();
@@ -170,7 +172,8 @@ impl Writer {
 
     fn write_group(&mut self, group: &[Queued]) -> Result<Placed, StorageError> {
         let bytes: usize = group.iter().map(|queued| queued.bytes).sum();
-        let full = self.tail.offset + bytes as u64 > self.shared.options.segment_bytes;
+        let end = self.tail.offset + bytes as u64 + GROUP_EXTRA_BYTES;
+        let full = end > self.shared.options.segment_bytes;
         if full && self.next.is_none() && !self.next_failed {
             self.prepare_next();
         }
@@ -357,17 +360,17 @@ impl Writer {
         }
     }
 
+    /// One sync makes the last mark proof against a power cut too.
     fn go_idle(&mut self) -> Result<(), StorageError> {
         self.write_committed()?;
         if self.mark_unsynced {
             self.sync_segment()?;
-            self.tail.sidecar.sync()?;
         }
         self.prepare_next();
         Ok(())
     }
 
-    /// Writes what is known to be committed, if no group has carried it yet.
+    /// Writes what is known to be committed, if no group has carried it yet. Nobody waits for it: it rides with the next sync.
     fn write_committed(&mut self) -> Result<(), StorageError> {
         {
             let mut state = self.shared.state.lock();
@@ -376,7 +379,9 @@ impl Writer {
             }
             self.committed = state.committed;
         }
-        self.write_group(&[]).map(drop)
+        let mut encoder = Encoder::new(self.tail.crc);
+        encoder.committed(self.committed);
+        self.write(&encoder)
     }
 
     fn finish_segment(&mut self) -> Result<(), StorageError> {
