@@ -79,6 +79,7 @@ const SUITES: &[Suite] = &[
     test("wire_snapshot", Group::Wire, 240),
     test("diff_kv", Group::Wire, 240),
     test("fault_kill", Group::Wire, 300),
+    test("fault_log_tail", Group::Wire, 240),
     // Standing a cluster up takes half a minute when the machine is idle, and three when it is not.
     test("kube_objects", Group::Kube, 300),
     test("kube_compaction", Group::Kube, 400),
