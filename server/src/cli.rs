@@ -68,6 +68,10 @@ fn configure(args: &[String]) -> Result<Config, Stop> {
 /// Serves until a signal or a failure.
 fn serve(config: Config) -> ExitCode {
     logging::start(config.log_level, config.log_format, config.log_output);
+    // The allocator asks for huge pages, which would cost an idle store twice its memory.
+    if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
+        tracing::debug!(error = %error, "cannot switch transparent huge pages off");
+    }
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }

@@ -5,10 +5,13 @@
 use std::sync::LazyLock;
 
 use ballast_api::{API_VERSION, CLUSTER_VERSION};
+use ballast_storage::wal::WalObserver;
 use prometheus::{
-    Encoder, Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts,
+    Registry, TextEncoder, exponential_buckets,
 };
 
+use crate::clock::Clock;
 use crate::rpc::Context;
 
 static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
@@ -52,6 +55,7 @@ counters! {
     LEASES_RENEWED = "etcd_debugging_lease_renewed_total", "The number of renewed leases seen by the leader.";
     LEASE_EXPIRED = "etcd_debugging_server_lease_expired_total", "The total number of expired leases.";
     PROPOSALS_FAILED = "etcd_server_proposals_failed_total", "The total number of failed proposals seen.";
+    WAL_WRITE_BYTES = "etcd_disk_wal_write_bytes_total", "Total number of bytes written in WAL.";
     HEALTH_SUCCESS = "etcd_server_health_success", "The total number of successful health checks.";
     HEALTH_FAILURES = "etcd_server_health_failures", "The total number of failed health checks.";
 }
@@ -84,6 +88,17 @@ static HEALTH_CHECKS: LazyLock<IntCounterVec> = metric!(IntCounterVec::new(
         "The total number of each kind of healthcheck."
     ),
     &["type", "name", "status"]
+));
+static WAL_FSYNC: LazyLock<Histogram> = metric!(exponential_buckets(0.001, 2.0, 14).and_then(
+    |buckets| {
+        Histogram::with_opts(
+            HistogramOpts::new(
+                "etcd_disk_wal_fsync_duration_seconds",
+                "The latency distributions of fsync called by WAL.",
+            )
+            .buckets(buckets),
+        )
+    }
 ));
 static STATE: LazyLock<State> = LazyLock::new(State::new);
 
@@ -140,6 +155,7 @@ pub fn start(member_id: u64) {
     touch_counters();
     LazyLock::force(&PROPOSALS_PENDING);
     LazyLock::force(&LEADER_CHANGES);
+    LazyLock::force(&WAL_FSYNC);
     let constants = [
         ("etcd_server_id", "Server or member ID in hexadecimal format. 1 for 'server_id' label with current ID.", "server_id", format!("{member_id:x}")),
         ("etcd_server_version", "Which version is running. 1 for 'server_version' label with current version.", "server_version", API_VERSION.to_owned()),
@@ -159,6 +175,24 @@ pub fn start(member_id: u64) {
 pub fn register(add: impl FnOnce(&Registry) -> prometheus::Result<()>) {
     if let Err(error) = add(&REGISTRY) {
         tracing::debug!(error = %error, "metrics are registered already");
+    }
+}
+
+/// Times the log's syncs and counts its bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WalMetrics {
+    pub clock: Clock,
+}
+
+impl WalObserver for WalMetrics {
+    fn around_sync(&self, sync: &mut dyn FnMut()) {
+        let before = self.clock.now();
+        sync();
+        WAL_FSYNC.observe((self.clock.now() - before).as_secs_f64());
+    }
+
+    fn wrote(&self, _entries: usize, bytes: usize) {
+        WAL_WRITE_BYTES.inc_by(bytes as u64);
     }
 }
 

@@ -385,6 +385,7 @@ impl Parts {
             election: config.election,
             snapshot_count: config.snapshot_count.max(1),
             catchup_entries: config.snapshot_catchup_entries,
+            wal_observer: Arc::new(metrics::WalMetrics::default()),
             ..RaftOptions::new(
                 self.cluster.member_id,
                 self.cluster.cluster_id,

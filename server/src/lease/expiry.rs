@@ -28,7 +28,14 @@ pub async fn follow_leadership(
 ) {
     let mut changes = raft.changes();
     let mut led_term = None;
+    let mut leader = 0;
     loop {
+        let now = raft.status().leader;
+        if now != leader && now != 0 {
+            crate::metrics::leader_changed();
+            tracing::info!(leader_id = %format!("{now:x}"), "raft leader changed");
+        }
+        leader = now;
         let term = raft.is_leader().then(|| raft.status().term);
         if term != led_term {
             match term {

@@ -8,12 +8,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 
+use ballast_api::error::Error;
 use ballast_api::etcdserverpb::{
     auth_server::AuthServer, cluster_server::ClusterServer, kv_server::KvServer,
     lease_server::LeaseServer, maintenance_server::MaintenanceServer,
 };
 use http::{Request, Response, header::CONTENT_TYPE};
 use hyper::body::Incoming;
+use tokio::sync::watch;
 use tonic::Status;
 use tonic::body::Body;
 use tonic_health::pb::health_server::HealthServer;
@@ -29,8 +31,11 @@ use super::watch::WatchService;
 use super::Context;
 use crate::health::Http;
 use crate::metrics;
+use crate::raft::node::RaftStatus;
 use crate::watch::Speaker;
 
+/// Metadata of a client that would rather be refused than served by a member without a leader.
+const REQUIRE_LEADER: &str = "hasleader";
 /// What gRPC itself adds to `--max-request-bytes` in etcd.
 pub const GRPC_OVERHEAD_BYTES: usize = 512 * 1024;
 
@@ -47,6 +52,7 @@ pub struct Mux {
     auth: AuthServer<AuthService>,
     health: HealthServer<tonic_health::server::HealthService>,
     http: Arc<Http>,
+    leadership: watch::Receiver<RaftStatus>,
     message_bytes_max: usize,
 }
 
@@ -74,6 +80,7 @@ impl Mux {
                 tonic_health::server::HealthReporter::new(),
             )),
             http,
+            leadership: context.raft.changes(),
             message_bytes_max: context.limits.request_bytes_max + GRPC_OVERHEAD_BYTES,
         }
     }
@@ -95,6 +102,13 @@ impl Mux {
             return unknown(format!("malformed method name: {path:?}"));
         };
         metrics::count_request(service, method);
+        let requires_leader = request
+            .headers()
+            .get(REQUIRE_LEADER)
+            .is_some_and(|value| value == "true");
+        if requires_leader && self.leadership.borrow().leader == 0 {
+            return Box::pin(async { Ok(Status::from(Error::NoLeader).into_http()) });
+        }
         match service {
             "etcdserverpb.KV" => self.kv.call(request),
             "etcdserverpb.Lease" => self.lease.call(request),

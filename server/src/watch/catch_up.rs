@@ -107,19 +107,20 @@ impl Hub {
     }
 
     fn read_history(&self, from: i64) -> Result<History, ReadError> {
+        let view = self.store.load().view();
         let (recent, head) = {
             let state = self.ring.lock();
             let recent = state.ring.from(from, RING_COMMITS_MAX, HISTORY_BYTES_MAX);
             (recent, state.ring.head())
         };
-        if let Some(commits) = recent {
+        // The event at the compacted revision goes without the record it replaced, which the ring's may have already.
+        if let Some(commits) = recent.filter(|_| from > view.compact_revision()) {
             return Ok(History {
                 read_to: commits.last().map_or(head.max(from - 1), |c| c.revision),
                 commits,
                 current: head,
             });
         }
-        let view = self.store.load().view();
         if from > view.revision() {
             // Only after the state was replaced by an older one; the watcher waits as for a future revision.
             return Ok(History {

@@ -1,6 +1,8 @@
 //! What compaction leaves, and what a restart makes of it.
 
 use ballast_api::etcdserverpb as pb;
+use pb::watch_client::WatchClient;
+use pb::watch_request::RequestUnion;
 use tonic::Code;
 
 use crate::harness::{Server, get, put, refused};
@@ -67,4 +69,41 @@ async fn the_head_is_readable_after_its_delete_was_compacted() {
         let answer = kv.range(get("hd/1")).await.unwrap().into_inner();
         assert_eq!((answer.count, answer.header.unwrap().revision), (0, 3), "restart: {restart}");
     }
+}
+
+/// Kubernetes takes an update without the record it replaced as the sign that it watches from too far back.
+#[tokio::test]
+async fn the_event_at_the_compacted_revision_comes_without_what_it_replaced() {
+    let server = Server::start();
+    let mut kv = server.kv().await;
+    for value in ["1", "2", "3"] {
+        kv.put(put("w", value)).await.unwrap();
+    }
+    kv.compact(compact(3)).await.unwrap();
+    let create = pb::WatchRequest {
+        request_union: Some(RequestUnion::CreateRequest(pb::WatchCreateRequest {
+            key: "w".into(),
+            start_revision: 3,
+            prev_kv: true,
+            ..Default::default()
+        })),
+    };
+    let requests = tokio_stream::StreamExt::chain(
+        tokio_stream::once(create),
+        futures::stream::pending(),
+    );
+    let mut watch = WatchClient::new(server.channel().await);
+    let mut answers = watch.watch(requests).await.unwrap().into_inner();
+    let mut events = Vec::new();
+    while events.len() < 2 {
+        events.extend(answers.message().await.unwrap().unwrap().events);
+    }
+    let prevs: Vec<Option<String>> = events
+        .iter()
+        .map(|event| {
+            let prev = event.prev_kv.as_ref()?;
+            Some(String::from_utf8_lossy(&prev.value).into_owned())
+        })
+        .collect();
+    assert_eq!(prevs, [None, Some("2".to_owned())]);
 }
