@@ -222,6 +222,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn equal_ranks_stay_ascending_by_key() {
+        let mut kvs = vec![kv("a", 1, 1, 1, ""), kv("b", 1, 1, 2, ""), kv("c", 1, 1, 1, "")];
+        let mut request = pb::RangeRequest {
+            sort_target: SortTarget::Version as i32,
+            sort_order: SortOrder::Descend as i32,
+            ..Default::default()
+        };
+        let order = |kvs: &[KeyValue]| -> String {
+            kvs.iter().map(|kv| String::from_utf8_lossy(&kv.key).into_owned()).collect()
+        };
+        sort(&mut kvs, &request);
+        assert_eq!(order(&kvs), "bac");
+        request.sort_order = SortOrder::Ascend as i32;
+        sort(&mut kvs, &request);
+        assert_eq!(order(&kvs), "acb");
+    }
+
     /// etcd-io/etcd#18267.
     #[test]
     fn count_is_untouched_by_filters_and_limit() {
