@@ -18,7 +18,8 @@ use ballast_api::etcdserverpb::{
 use ballast_e2e::progress::Progress;
 use ballast_e2e::store_server::{Answer, Client, Program, StoreServer, etcdctl};
 use ballast_e2e::{tools, wait};
-use futures::StreamExt as _;
+use bytes::Bytes;
+use futures::{StreamExt as _, TryStreamExt as _};
 
 const LEASE: i64 = 7_587;
 const FORMATS: [&str; 4] = ["simple", "fields", "json", "table"];
@@ -33,49 +34,37 @@ async fn fill(server: &StoreServer) -> Result<()> {
             id: LEASE,
         })
         .await?;
-    for i in 0..1_500_usize {
-        let large = if i % 300 == 5 { 40_000 } else { 0 };
-        put(
-            &mut client,
-            &format!("key-{:04}", i % 600),
-            &vec![b'v'; i % 70 + large],
-            i % 8 == 0,
-        )
-        .await?;
-        if i % 11 == 0 {
-            delete(&mut client, &format!("key-{:04}", (i * 37) % 600)).await?;
-        }
-    }
-    let puts = (0..100).map(|i| RequestOp {
-        request: Some(request_op::Request::RequestPut(PutRequest {
-            key: format!("txn-{i}").into(),
-            value: "together".into(),
-            ..PutRequest::default()
-        })),
-    });
-    client
-        .kv
-        .txn(TxnRequest {
+    let mut revision = 0;
+    for round in 0..20_usize {
+        let puts = (0..100).filter(|i| (i + round) % 3 > 0).map(|i| RequestOp {
+            request: Some(request_op::Request::RequestPut(PutRequest {
+                key: key(i),
+                value: vec![b'v'; (i * 7 + round) % 70 + usize::from(i == round) * 40_000].into(),
+                lease: if i % 8 == 0 { LEASE } else { 0 },
+                ..PutRequest::default()
+            })),
+        });
+        let txn = TxnRequest {
             success: puts.collect(),
             ..TxnRequest::default()
-        })
+        };
+        client.kv.txn(txn).await?;
+        delete(
+            &mut client,
+            key(round * 13 % 100),
+            key(round * 13 % 100 + 2),
+        )
         .await?;
+        revision = put(&mut client, "last", b"one by one", false).await?;
+    }
     client
         .kv
         .compact(CompactionRequest {
-            revision: 700,
+            revision: revision / 2,
             physical: true,
         })
         .await?;
-    for i in 0..50 {
-        put(
-            &mut client,
-            &format!("late-{i}"),
-            b"after the compaction",
-            false,
-        )
-        .await?;
-    }
+    put(&mut client, "late", b"after the compaction", false).await?;
     Ok(())
 }
 
@@ -90,9 +79,14 @@ async fn put(client: &mut Client, key: &str, value: &[u8], leased: bool) -> Resu
     Ok(header.context("a header")?.revision)
 }
 
-async fn delete(client: &mut Client, key: &str) -> Result<()> {
+fn key(number: usize) -> Bytes {
+    format!("key-{number:04}").into()
+}
+
+async fn delete(client: &mut Client, from: Bytes, to: Bytes) -> Result<()> {
     let request = DeleteRangeRequest {
-        key: key.to_owned().into(),
+        key: from,
+        range_end: to,
         ..DeleteRangeRequest::default()
     };
     client.kv.delete_range(request).await?;
@@ -141,7 +135,7 @@ async fn assert_same(one: &StoreServer, other: &StoreServer) -> Result<()> {
         assert!(attached > 0);
         assert_eq!(lease.keys.len(), attached);
         put(client, "key-0001", b"after the restore", false).await?;
-        delete(client, "key-0002").await?;
+        delete(client, key(2), key(4)).await?;
     }
     assert_eq!(hash(&mut one, 0).await?, hash(&mut other, 0).await?);
     Ok(())
@@ -305,7 +299,7 @@ async fn the_pieces_of_a_snapshot_count_down_to_the_hash() -> Result<()> {
         for (bytes, remaining) in pieces {
             sent += bytes;
             assert_eq!(*remaining, total - sent, "{}", program.name);
-            assert!(*bytes <= 32 * 1024);
+            assert!(*bytes <= 1 << 20, "clients accept 4 MiB");
         }
     }
     Ok(())
@@ -423,9 +417,14 @@ async fn a_bumped_restore_tells_old_watchers_that_they_are_compacted() -> Result
     let mut client = server.client()?;
     let before = everything(&mut client).await?;
     let saved_at = before.header.context("a header")?.revision;
-    for i in 0..500 {
-        put(&mut client, "later", format!("{i}").as_bytes(), false).await?;
-    }
+    let later = futures::stream::iter(0..500).map(|_| {
+        let mut client = client.clone();
+        async move { put(&mut client, "later", b"", false).await }
+    });
+    later
+        .buffer_unordered(50)
+        .try_for_each(|_| async { Ok(()) })
+        .await?;
     let bump = format!("--bump-revision={BUMP}");
     for flags in [&[bump.as_str()][..], &["--mark-compacted"]] {
         let to = StoreServer::prepare(&program, &[])?;

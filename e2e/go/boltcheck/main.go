@@ -126,8 +126,11 @@ func dumpBucket(path string, b *bolt.Bucket) error {
 
 func fill(db *bolt.DB) error {
 	err := db.Update(func(tx *bolt.Tx) error {
-		if _, err := tx.CreateBucket([]byte("empty")); err != nil {
-			return err
+		// etcdutl wants the second.
+		for _, name := range []string{"empty", "meta"} {
+			if _, err := tx.CreateBucket([]byte(name)); err != nil {
+				return err
+			}
 		}
 		for name, size := range map[string]int{"few": 3, "some": 100, "many": 20000} {
 			b, err := tx.CreateBucket([]byte(name))

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ballast_api::etcdserverpb::Member;
-use ballast_storage::bolt::{BoltFile, Trailer, check, status, verify_trailer};
+use ballast_storage::bolt::{BoltFile, Planner, Trailer, Writer, check, status, verify_trailer};
 use ballast_storage::mvcc::{
     HashKv, RangeOptions, RestoreOptions, Store, StoreOptions, WriteTxn, restore,
 };
@@ -321,4 +321,19 @@ fn an_empty_store_has_a_snapshot_too() {
     let to = dir.path().join("b");
     restore(&BoltFile::open(&path).unwrap(), &to, &options(0)).unwrap();
     assert_eq!(open(&to).view().revision(), 1);
+}
+
+#[test]
+fn a_database_of_something_else_is_not_restored() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut planner = Planner::new();
+    planner.begin_bucket(5).unwrap();
+    let mut writer = Writer::new(planner.finish().unwrap(), Vec::new()).unwrap();
+    writer.begin_bucket(Bytes::from_static(b"other")).unwrap();
+    let path = dir.path().join("other.db");
+    fs::write(&path, writer.finish().unwrap()).unwrap();
+    let to = dir.path().join("b");
+    let refused = restore(&BoltFile::open(&path).unwrap(), &to, &options(0)).unwrap_err();
+    assert!(refused.to_string().contains("no bucket key"), "{refused}");
+    assert!(!to.exists());
 }

@@ -62,6 +62,14 @@ pub fn restore(
     options: &RestoreOptions,
 ) -> Result<RestoreReport, StorageError> {
     check(file)?;
+    for name in [etcd::KEY, etcd::META] {
+        if file.bucket(name.as_bytes())?.is_none() {
+            return Err(StorageError::Refused {
+                path: file.path().to_owned(),
+                why: format!("it has no bucket {name}, so it is no snapshot of etcd"),
+            });
+        }
+    }
     std::fs::create_dir_all(dir).map_err(|source| StorageError::io("create", dir, source))?;
     let kind = Kind::default();
     if let current::Found::Database(_) = current::recover(dir, kind)? {
