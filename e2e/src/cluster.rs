@@ -19,7 +19,7 @@ use crate::pki::Pki;
 use crate::process::{self, Process, Program};
 use crate::progress::Progress;
 use crate::wait::wait_for;
-use crate::{addons, forward, images, paths, tools};
+use crate::{addons, forward, images, packages, paths, tools};
 
 /// The node's address inside its network namespace. Every cluster has its own, so all use the same.
 pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 1);
@@ -80,6 +80,8 @@ impl Cluster {
     /// Stands a cluster up. Remains of an earlier one of this name are removed first.
     pub async fn up(options: Options, progress: &Progress) -> Result<Self> {
         let state = paths::state(&options.name)?;
+        progress.stage("Packages");
+        packages::ensure(progress)?;
         progress.stage("Tools");
         let needed: &[&str] = if options.node {
             &["etcd", "pods", "kubernetes", "coredns"]

@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
 use crate::image::Image;
 use crate::{paths, tools};
@@ -44,10 +45,11 @@ pub fn products() -> Result<Vec<PathBuf>> {
     let product = |repository: &str, program: PathBuf| {
         // What a pod calls `name:tag` containerd knows by its full reference.
         let reference = format!("docker.io/library/{repository}:{RELEASE}");
+        let small = stripped(&program, repository)?;
         cached(
             repository,
-            &Image::of_program(&reference, &program, &[])?,
-            &program,
+            &Image::of_program(&reference, &small, &[])?,
+            &small,
         )
     };
     Ok(vec![
@@ -56,17 +58,45 @@ pub fn products() -> Result<Vec<PathBuf>> {
     ])
 }
 
+/// A copy without debug information, which is most of the program and of no use in a pod.
+fn stripped(program: &Path, name: &str) -> Result<PathBuf> {
+    let folder = paths::cache()?.join("images");
+    fs::create_dir_all(&folder)?;
+    let copy = folder.join(name);
+    if newer(&copy, program)? {
+        return Ok(copy);
+    }
+    let fresh = folder.join(format!("{name}.new-{}", std::process::id()));
+    let output = Command::new("strip")
+        .arg("--strip-debug")
+        .arg("-o")
+        .arg(&fresh)
+        .arg(program)
+        .output()
+        .context("strip")?;
+    if !output.status.success() {
+        bail!("strip: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    fs::rename(&fresh, &copy)?;
+    Ok(copy)
+}
+
 /// An archive in the cache, written again when its program is newer.
 fn cached(name: &str, image: &Image, program: &Path) -> Result<PathBuf> {
     let folder = paths::cache()?.join("images");
     fs::create_dir_all(&folder)?;
     let tag = image.reference.replace(['/', ':'], "_");
     let archive = folder.join(format!("{name}-{tag}.tar"));
-    let modified = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified());
-    let built = modified(program).with_context(|| program.display().to_string())?;
-    if modified(&archive).is_ok_and(|written| written > built) {
+    if newer(&archive, program)? {
         return Ok(archive);
     }
     image.write(&archive)?;
     Ok(archive)
+}
+
+/// Whether a file is there and was written after its source.
+fn newer(file: &Path, source: &Path) -> Result<bool> {
+    let modified = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified());
+    let source = modified(source).with_context(|| source.display().to_string())?;
+    Ok(modified(file).is_ok_and(|written| written > source))
 }

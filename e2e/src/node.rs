@@ -7,7 +7,7 @@ use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::json;
@@ -98,12 +98,24 @@ impl Node {
         }
     }
 
-    /// Makes an image known to the node.
+    /// Makes an image known to the node, unless this very archive was imported before.
     pub fn import(&self, archive: &Path) -> Result<()> {
-        let archive = archive
+        let name = archive.file_name().context("an archive has a name")?;
+        let written = fs::metadata(archive)?
+            .modified()?
+            .duration_since(UNIX_EPOCH)?;
+        let stamp = format!("{}", written.as_nanos());
+        let marks = self.folder.join("imported");
+        let mark = marks.join(name);
+        if fs::read_to_string(&mark).is_ok_and(|imported| imported == stamp) {
+            return Ok(());
+        }
+        let path = archive
             .to_str()
             .context("the archive's path is not UTF-8")?;
-        self.ctr(&["images", "import", archive]).map(|_| ())
+        self.ctr(&["images", "import", path])?;
+        fs::create_dir_all(&marks)?;
+        Ok(fs::write(mark, stamp)?)
     }
 
     /// Containerd's own client, for the namespace in which the kubelet's containers are.

@@ -119,6 +119,7 @@ impl Module {
     fn ensure(&self, progress: &Progress) -> Result<()> {
         let sources = paths::repository().join("e2e/go").join(self.name);
         let cache = paths::cache()?;
+        fs::create_dir_all(&cache)?;
         let folder = cache
             .join("tools")
             .join(format!("{}-{}", self.name, self.hash(&sources)?));
@@ -126,7 +127,12 @@ impl Module {
             progress.detail(&format!("{}: cached", self.name));
         } else {
             progress.detail(&format!("{}: building", self.name));
-            self.build(&sources, &folder)?;
+            // Two runs that want the same wait for one build, not for two.
+            let lock = fs::File::create(cache.join(format!("{}.lock", self.name)))?;
+            lock.lock()?;
+            if !folder.is_dir() {
+                self.build(&sources, &folder)?;
+            }
         }
         fs::create_dir_all(cache.join("bin"))?;
         for program in self.programs {
@@ -180,11 +186,7 @@ impl Module {
                 ],
             )?;
         }
-        match fs::rename(&partial, folder) {
-            // Another run built the same at the same time: its build serves as well.
-            Err(_) if folder.is_dir() => Ok(fs::remove_dir_all(&partial)?),
-            result => result.with_context(|| folder.display().to_string()),
-        }
+        fs::rename(&partial, folder).with_context(|| folder.display().to_string())
     }
 }
 

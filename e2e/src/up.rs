@@ -8,7 +8,7 @@ use crate::cluster::{Cluster, Options};
 use crate::control_plane::{self, StoreKind};
 use crate::operator::{self, Sample};
 use crate::progress::Progress;
-use crate::{packages, paths, process, tools};
+use crate::{paths, process, tools};
 
 /// What `up` was asked for.
 pub struct UpOptions {
@@ -27,8 +27,6 @@ pub fn say(text: &str) {
 /// Stands everything up and says what there is. A cluster that already runs is kept.
 pub async fn up(options: UpOptions) -> Result<()> {
     let progress = Progress::new();
-    progress.stage("Packages");
-    packages::ensure(&progress)?;
     let cluster = if let Ok(cluster) = Cluster::attach(&options.name) {
         progress.detail("the cluster is up already");
         cluster

@@ -89,7 +89,9 @@ async fn run() -> Result<()> {
     a_third_backup_prunes_the_first(&world)
         .await
         .context("scheduled backups")?;
-    world.patch(json!({ "backup": { "suspend": true } })).await?;
+    world
+        .patch(json!({ "backup": { "suspend": true } }))
+        .await?;
     the_rule_shrinks_an_emptied_store(&world)
         .await
         .context("defragmentation")?;
@@ -282,8 +284,7 @@ async fn a_lowered_quota_shows_as_no_space(world: &World) -> Result<()> {
     let what = "the store runs with the lower quota";
     world
         .wait_status("life", what, 2 * MINUTE, |object| {
-            condition(object, "Ready", "True")
-                && object.data["status"]["sizes"]["quota"] == 4 << 20
+            condition(object, "Ready", "True") && object.data["status"]["sizes"]["quota"] == 4 << 20
         })
         .await?;
     let refused = wait_for("a write is refused for want of space", MINUTE, || async {

@@ -528,3 +528,22 @@ fn a_save_that_breaks_off_leaves_no_file() -> Result<()> {
     assert!(answer.stderr.contains(expected), "{}", answer.stderr);
     Ok(())
 }
+
+#[tokio::test]
+async fn an_offline_defragmentation_keeps_everything_and_refuses_a_directory_in_use() -> Result<()>
+{
+    let program = Program::under_test()?;
+    let mut server = StoreServer::start(&program, &[]).await?;
+    fill(&server).await?;
+    let before = hash(&mut server.client()?, 0).await?;
+    let flag = format!("--data-dir={}", server.data_dir().display());
+    let answer = ballast(&["defrag", &flag])?;
+    assert_eq!(answer.code, Some(1));
+    assert!(answer.stderr.contains("in use"), "{}", answer.stderr);
+    server.stop().await?;
+    let told = ballast(&["defrag", &flag])?.ok()?;
+    assert!(told.starts_with("defragmented "), "{told}");
+    server.restart().await?;
+    assert_eq!(hash(&mut server.client()?, 0).await?, before);
+    Ok(())
+}

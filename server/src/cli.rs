@@ -4,6 +4,7 @@
 //!
 //! etcd: server/etcdmain, etcdutl.
 
+mod defrag;
 mod snapshot;
 mod wal;
 
@@ -28,6 +29,7 @@ pub fn run(args: &[String]) -> ExitCode {
             print(&version());
             ExitCode::SUCCESS
         }
+        Some("defrag") => defrag::run(&args[1..]),
         Some("snapshot") => snapshot::run(&args[1..]),
         Some("wal") => wal::run(&args[1..]),
         _ => match configure(args) {
@@ -138,7 +140,11 @@ fn version() -> String {
 
 fn usage() -> String {
     let mut text = String::from(
+<<<<<<< HEAD
         "Usage:\n\n  ballast [flags]\n    Start a server. Each flag is also read from ETCD_<FLAG>.\n\n  ballast --version\n  ballast --config-file FILE\n    A YAML or JSON file with the flags' names; other flags and the environment are ignored.\n\n  ballast snapshot save|status|restore FILE [flags]\n    Snapshots in etcd's format; -h after it tells more.\n\n  ballast wal dump DIR\n    The log, one JSON line per entry.\n\nFlags:\n",
+=======
+        "Usage:\n\n  ballast [flags]\n    Start a server. Each flag is also read from ETCD_<FLAG>.\n\n  ballast --version\n  ballast --config-file FILE\n    A YAML or JSON file with the flags' names; other flags and the environment are ignored.\n\n  ballast defrag --data-dir DIR\n    Rewrites the database of a member that does not run.\n\n  ballast snapshot save|status|restore FILE [flags]\n    Snapshots in etcd's format; -h after it tells more.\n\nFlags:\n",
+>>>>>>> 7f726b9 (cli: ballast defrag, for a member that does not run)
     );
     for flag in flags::FLAGS {
         let note = match flag.effect {

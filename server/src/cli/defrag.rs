@@ -1,0 +1,102 @@
+//! `ballast defrag --data-dir DIR`: rewrites the database of a member that does not run.
+//!
+//! Promises: a directory in use, or without a database, is refused. A crash leaves the old database or the new one.
+//! Not here: the rewriting (`ballast_storage`), and that of a running member, which needs no pause (the Defragment RPC).
+//!
+//! etcd: etcdutl/etcdutl/defrag_command.go.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use ballast_storage::StorageError;
+use ballast_storage::mvcc::{DefragReport, Store, StoreOptions};
+use clap::Parser;
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::data_dir::{DataDir, DataDirError};
+use crate::logging::{self, LogFormat, LogOutput};
+
+/// Of the engine; nothing is kept in memory beside.
+const ENGINE_CACHE_BYTES: u64 = 64 << 20;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "ballast defrag",
+    about = "Rewrites the database of a member that does not run"
+)]
+struct Args {
+    /// The data directory, not in use.
+    #[arg(long)]
+    data_dir: PathBuf,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    DataDir(#[from] DataDirError),
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    #[error("it holds no database")]
+    NoDatabase,
+}
+
+/// Runs `ballast defrag` with what follows on the command line.
+pub(super) fn run(args: &[String]) -> ExitCode {
+    let words = std::iter::once("ballast defrag").chain(args.iter().map(String::as_str));
+    let args = match Args::try_parse_from(words) {
+        Ok(args) => args,
+        Err(error) => {
+            // Nothing can be done about a closed terminal.
+            let _ = error.print();
+            return ExitCode::from(u8::from(error.use_stderr()));
+        }
+    };
+    logging::start(LevelFilter::INFO, LogFormat::Json, LogOutput::Stderr);
+    let dir = args.data_dir.display();
+    match defragment(&args.data_dir) {
+        Ok(report) => {
+            super::print(&format!(
+                "defragmented {dir}: {} bytes before, {} after\n",
+                report.before.allocated, report.after.allocated
+            ));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            super::complain(&format!("Error: Failed to defragment {dir} ({error})"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn defragment(dir: &Path) -> Result<DefragReport, Failure> {
+    if !dir.join("member/db/CURRENT").exists() {
+        return Err(Failure::NoDatabase);
+    }
+    let data_dir = DataDir::open(dir, None)?;
+    let store = Store::open(StoreOptions {
+        dir: data_dir.db.clone(),
+        value_cache_bytes: 0,
+        engine_cache_bytes: ENGINE_CACHE_BYTES,
+        compaction_batch_limit: 1_000,
+        compaction_sleep: Duration::ZERO,
+        batch_interval: Duration::ZERO,
+        batch_limit: 1,
+    })?;
+    let report = store.defragment()?;
+    store.close()?;
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_without_a_database_is_left_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = defragment(dir.path()).unwrap_err();
+        assert_eq!(error.to_string(), "it holds no database");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
