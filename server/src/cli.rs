@@ -39,7 +39,9 @@ pub fn run(args: &[String]) -> ExitCode {
                 ExitCode::SUCCESS
             }
             Err(Stop::BadFlag(why)) => {
-                complain(&format!("{why}\nUsage: ballast [flags]; ballast -h lists them"));
+                complain(&format!(
+                    "{why}\nUsage: ballast [flags]; ballast -h lists them"
+                ));
                 ExitCode::from(2)
             }
             Err(Stop::BadConfig(why)) => {
@@ -83,7 +85,10 @@ fn serve(config: Config) -> ExitCode {
         pid = std::process::id(),
         "starting ballast"
     );
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             tracing::error!(error = %error, "failed to start");
@@ -105,7 +110,10 @@ fn serve(config: Config) -> ExitCode {
             // Nothing is flushed on top of storage that failed.
             why = node.failed() => anyhow::bail!("this member cannot go on: {why}"),
         };
-        tracing::info!(signal = received.as_raw_value(), "received signal; shutting down");
+        tracing::info!(
+            signal = received.as_raw_value(),
+            "received signal; shutting down"
+        );
         node.stop().await?;
         anyhow::Ok(received)
     });
@@ -140,11 +148,7 @@ fn version() -> String {
 
 fn usage() -> String {
     let mut text = String::from(
-<<<<<<< HEAD
-        "Usage:\n\n  ballast [flags]\n    Start a server. Each flag is also read from ETCD_<FLAG>.\n\n  ballast --version\n  ballast --config-file FILE\n    A YAML or JSON file with the flags' names; other flags and the environment are ignored.\n\n  ballast snapshot save|status|restore FILE [flags]\n    Snapshots in etcd's format; -h after it tells more.\n\n  ballast wal dump DIR\n    The log, one JSON line per entry.\n\nFlags:\n",
-=======
-        "Usage:\n\n  ballast [flags]\n    Start a server. Each flag is also read from ETCD_<FLAG>.\n\n  ballast --version\n  ballast --config-file FILE\n    A YAML or JSON file with the flags' names; other flags and the environment are ignored.\n\n  ballast defrag --data-dir DIR\n    Rewrites the database of a member that does not run.\n\n  ballast snapshot save|status|restore FILE [flags]\n    Snapshots in etcd's format; -h after it tells more.\n\nFlags:\n",
->>>>>>> 7f726b9 (cli: ballast defrag, for a member that does not run)
+        "Usage:\n\n  ballast [flags]\n    Start a server. Each flag is also read from ETCD_<FLAG>.\n\n  ballast --version\n  ballast --config-file FILE\n    A YAML or JSON file with the flags' names; other flags and the environment are ignored.\n\n  ballast snapshot save|status|restore FILE [flags]\n    Snapshots in etcd's format; -h after it tells more.\n\n  ballast defrag --data-dir DIR\n    Rewrites the database of a member that does not run.\n\n  ballast wal dump DIR\n    The log, one JSON line per entry.\n\nFlags:\n",
     );
     for flag in flags::FLAGS {
         let note = match flag.effect {
@@ -163,7 +167,10 @@ fn print(text: &str) {
     print!("{text}");
 }
 
-#[expect(clippy::print_stderr, reason = "logging is not configured when flags are bad")]
+#[expect(
+    clippy::print_stderr,
+    reason = "logging is not configured when flags are bad"
+)]
 fn complain(text: &str) {
     eprintln!("{text}");
 }

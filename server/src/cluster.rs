@@ -39,7 +39,10 @@ impl Cluster {
     /// Replaces everything by what the store holds.
     pub fn load(&self, members: Vec<Member>, version: Option<String>) {
         *self.state.write() = State {
-            members: members.into_iter().map(|member| (member.id, member)).collect(),
+            members: members
+                .into_iter()
+                .map(|member| (member.id, member))
+                .collect(),
             version,
         };
     }
@@ -63,7 +66,12 @@ impl Cluster {
     }
 
     /// Gives the changed member, None when it is not known.
-    pub fn set_attributes(&self, id: u64, name: String, client_urls: Vec<String>) -> Option<Member> {
+    pub fn set_attributes(
+        &self,
+        id: u64,
+        name: String,
+        client_urls: Vec<String>,
+    ) -> Option<Member> {
         let mut state = self.state.write();
         let member = state.members.get_mut(&id)?;
         member.name = name;

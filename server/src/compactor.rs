@@ -117,7 +117,10 @@ mod tests {
     #[test]
     fn the_time_rule_keeps_one_period() {
         let period = Duration::from_mins(10);
-        let mut samples = Samples::new(AutoCompaction::Periodic(period), period / SAMPLES_PER_PERIOD);
+        let mut samples = Samples::new(
+            AutoCompaction::Periodic(period),
+            period / SAMPLES_PER_PERIOD,
+        );
         for revision in 1..=10 {
             assert_eq!(samples.next(revision), 0, "{revision}");
         }

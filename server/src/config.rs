@@ -129,7 +129,8 @@ impl Config {
         }
         if name == "default" {
             warnings.push(
-                "it isn't recommended to use default name, please set a value for --name".to_owned(),
+                "it isn't recommended to use default name, please set a value for --name"
+                    .to_owned(),
             );
         }
         let data_dir = match values.text("data-dir") {
@@ -142,7 +143,10 @@ impl Config {
         let bind = |flag| bind_urls(values, flag);
         let listen_client_urls = bind("listen-client-urls")?;
         if values.is_given("listen-client-urls") && !values.is_given("advertise-client-urls") {
-            return Err("--advertise-client-urls is required when --listen-client-urls is set explicitly".to_owned());
+            return Err(
+                "--advertise-client-urls is required when --listen-client-urls is set explicitly"
+                    .to_owned(),
+            );
         }
         let advertise_peer_urls = advertised(values, "initial-advertise-peer-urls")?;
         let (heartbeat, election) = timing(values)?;
@@ -169,10 +173,16 @@ impl Config {
             wals_max: values.u64("max-wals"),
             unsafe_no_fsync: values.bool("unsafe-no-fsync"),
             quota_bytes,
-            batch_interval: or_default(values.duration("backend-batch-interval"), Duration::from_millis(100)),
+            batch_interval: or_default(
+                values.duration("backend-batch-interval"),
+                Duration::from_millis(100),
+            ),
             batch_limit: positive_or(values.i64("backend-batch-limit"), 10_000),
             compaction_batch_limit: positive_or(values.i64("compaction-batch-limit"), 1000),
-            compaction_sleep: or_default(values.duration("compaction-sleep-interval"), Duration::from_millis(10)),
+            compaction_sleep: or_default(
+                values.duration("compaction-sleep-interval"),
+                Duration::from_millis(10),
+            ),
             value_cache_bytes: match values.u64("value-cache-bytes") {
                 0 => value_cache_default(),
                 bytes => bytes,
@@ -185,8 +195,12 @@ impl Config {
             request_bytes_max: values.u64("max-request-bytes") as usize,
             concurrent_streams_max: u32::try_from(values.u64("max-concurrent-streams"))
                 .map_err(|_| "--max-concurrent-streams must be below 2^32".to_owned())?,
-            keepalive_interval: Some(values.duration("grpc-keepalive-interval")).filter(|time| !time.is_zero()),
-            keepalive_timeout: or_default(values.duration("grpc-keepalive-timeout"), Duration::from_secs(20)),
+            keepalive_interval: Some(values.duration("grpc-keepalive-interval"))
+                .filter(|time| !time.is_zero()),
+            keepalive_timeout: or_default(
+                values.duration("grpc-keepalive-timeout"),
+                Duration::from_secs(20),
+            ),
             reuse_port: values.bool("socket-reuse-port"),
             reuse_address: values.bool("socket-reuse-address"),
             watch_progress_interval: or_default(
@@ -207,7 +221,11 @@ impl Config {
             log_output: match values.text("log-outputs") {
                 "default" | "stderr" => LogOutput::Stderr,
                 "stdout" => LogOutput::Stdout,
-                other => return Err(format!("--log-outputs {other} is not supported: use stderr or stdout")),
+                other => {
+                    return Err(format!(
+                        "--log-outputs {other} is not supported: use stderr or stdout"
+                    ));
+                }
             },
             warnings,
         })
@@ -219,7 +237,9 @@ fn bind_urls(values: &Values, flag: &str) -> Result<Vec<Url>, String> {
     for url in &urls {
         url.endpoint()?;
         if matches!(url.scheme, Scheme::Https | Scheme::Unixs) {
-            return Err(format!("--{flag} {url} is not supported: this release has no TLS"));
+            return Err(format!(
+                "--{flag} {url} is not supported: this release has no TLS"
+            ));
         }
     }
     Ok(urls)
@@ -229,7 +249,9 @@ fn advertised(values: &Values, flag: &str) -> Result<Vec<Url>, String> {
     let urls = Url::parse_list(values.text(flag))?;
     for url in &urls {
         if url.host() == Some("") {
-            return Err(format!("--{flag} \"{url}\" must be \"host:port\" (unexpected empty host ({url}))"));
+            return Err(format!(
+                "--{flag} \"{url}\" must be \"host:port\" (unexpected empty host ({url}))"
+            ));
         }
     }
     Ok(urls)
@@ -254,7 +276,10 @@ fn timing(values: &Values) -> Result<(Duration, Duration), String> {
             "--election-timeout[{election}ms] is too long, and should be set less than {ELECTION_MS_MAX}ms"
         ));
     }
-    Ok((Duration::from_millis(heartbeat), Duration::from_millis(election)))
+    Ok((
+        Duration::from_millis(heartbeat),
+        Duration::from_millis(election),
+    ))
 }
 
 fn quota(values: &Values, warnings: &mut Vec<String>) -> Option<u64> {
@@ -263,7 +288,9 @@ fn quota(values: &Values, warnings: &mut Vec<String>) -> Option<u64> {
         bytes => u64::try_from(bytes).ok()?,
     };
     if quota > QUOTA_BYTES_ADVISED_MAX {
-        warnings.push(format!("quota exceeds the maximum value: {quota} > {QUOTA_BYTES_ADVISED_MAX}"));
+        warnings.push(format!(
+            "quota exceeds the maximum value: {quota} > {QUOTA_BYTES_ADVISED_MAX}"
+        ));
     }
     Some(quota)
 }
@@ -279,21 +306,34 @@ fn initial_cluster(
         cluster.insert(name.to_owned(), advertised.to_vec());
         return Ok(cluster);
     }
-    for part in values.text("initial-cluster").split(',').map(str::trim).filter(|part| !part.is_empty()) {
-        let (member, url) = part
-            .split_once('=')
-            .ok_or_else(|| format!("--initial-cluster: \"{part}\" does not have the form name=url"))?;
-        cluster.entry(member.to_owned()).or_default().push(Url::parse(url)?);
+    for part in values
+        .text("initial-cluster")
+        .split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+    {
+        let (member, url) = part.split_once('=').ok_or_else(|| {
+            format!("--initial-cluster: \"{part}\" does not have the form name=url")
+        })?;
+        cluster
+            .entry(member.to_owned())
+            .or_default()
+            .push(Url::parse(url)?);
     }
     for urls in cluster.values_mut() {
         urls.sort();
     }
     let Some(own) = cluster.get(name) else {
-        return Err(format!("couldn't find local name \"{name}\" in the initial cluster configuration"));
+        return Err(format!(
+            "couldn't find local name \"{name}\" in the initial cluster configuration"
+        ));
     };
     if own != advertised {
         let list = |urls: &[Url]| {
-            urls.iter().map(|url| format!("{name}={url}")).collect::<Vec<_>>().join(",")
+            urls.iter()
+                .map(|url| format!("{name}={url}"))
+                .collect::<Vec<_>>()
+                .join(",")
         };
         let advertised_list: Vec<&str> = advertised.iter().map(Url::as_str).collect();
         return Err(format!(
@@ -311,19 +351,25 @@ fn auto_compaction(mode: &str, retention: &str) -> Result<AutoCompaction, String
     match mode {
         "periodic" => {
             let time = match number {
-                Some(hours) => u64::try_from(hours).ok().map(|hours| Duration::from_secs(hours * 3600)),
+                Some(hours) => u64::try_from(hours)
+                    .ok()
+                    .map(|hours| Duration::from_secs(hours * 3600)),
                 None => values::parse_duration(retention),
             };
             match time {
                 Some(Duration::ZERO) => Ok(AutoCompaction::Off),
                 Some(time) => Ok(AutoCompaction::Periodic(time)),
-                None => Err(format!("error parsing --auto-compaction-retention \"{retention}\"")),
+                None => Err(format!(
+                    "error parsing --auto-compaction-retention \"{retention}\""
+                )),
             }
         }
         "revision" => match number {
             Some(0) => Ok(AutoCompaction::Off),
             Some(revisions) if revisions > 0 => Ok(AutoCompaction::Revision(revisions)),
-            _ => Err(format!("error parsing --auto-compaction-retention \"{retention}\"")),
+            _ => Err(format!(
+                "error parsing --auto-compaction-retention \"{retention}\""
+            )),
         },
         "" => Err("undefined auto-compaction-mode".to_owned()),
         other => Err(format!("unknown auto-compaction-mode \"{other}\"")),
@@ -343,20 +389,34 @@ fn or_default(given: Duration, default: Duration) -> Duration {
 }
 
 fn positive_or(given: i64, default: usize) -> usize {
-    usize::try_from(given).ok().filter(|given| *given > 0).unwrap_or(default)
+    usize::try_from(given)
+        .ok()
+        .filter(|given| *given > 0)
+        .unwrap_or(default)
 }
 
 /// A quarter of the memory this process may use, between 64 MiB and 4 GiB.
 fn value_cache_default() -> u64 {
     const MIB: u64 = 1024 * 1024;
-    let of_machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
-        let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-        Some(kib * 1024)
+    let of_machine = std::fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| {
+            let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
+            let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+            Some(kib * 1024)
+        });
+    let of_group = [
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ]
+    .iter()
+    .find_map(|path| {
+        std::fs::read_to_string(path)
+            .ok()?
+            .trim()
+            .parse::<u64>()
+            .ok()
     });
-    let of_group = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]
-        .iter()
-        .find_map(|path| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok());
     let limit = match (of_machine, of_group) {
         (Some(machine), Some(group)) => machine.min(group),
         (Some(limit), None) | (None, Some(limit)) => limit,
@@ -391,15 +451,39 @@ mod tests {
     #[test]
     fn contradictions_are_refused_in_etcds_words() {
         for (line, expected) in [
-            ("--listen-client-urls http://127.0.0.1:1", "--advertise-client-urls is required"),
-            ("--heartbeat-interval 300", "--election-timeout[1000ms] should be at least as 5 times"),
+            (
+                "--listen-client-urls http://127.0.0.1:1",
+                "--advertise-client-urls is required",
+            ),
+            (
+                "--heartbeat-interval 300",
+                "--election-timeout[1000ms] should be at least as 5 times",
+            ),
             ("--election-timeout 60000", "is too long"),
-            ("--listen-client-urls http://example.com:1 --advertise-client-urls http://example.com:1", "expected IP in URL for binding"),
-            ("--initial-cluster b=http://h:1", "couldn't find local name \"default\""),
-            ("--name a --initial-cluster a=http://h:1", "but missing from --initial-advertise-peer-urls"),
-            ("--auto-compaction-mode hourly", "unknown auto-compaction-mode"),
-            ("--feature-gates LeaseCheckpointPersist=true", "requires enabling feature gate LeaseCheckpoint"),
-            ("--listen-metrics-urls https://127.0.0.1:1", "this release has no TLS"),
+            (
+                "--listen-client-urls http://example.com:1 --advertise-client-urls http://example.com:1",
+                "expected IP in URL for binding",
+            ),
+            (
+                "--initial-cluster b=http://h:1",
+                "couldn't find local name \"default\"",
+            ),
+            (
+                "--name a --initial-cluster a=http://h:1",
+                "but missing from --initial-advertise-peer-urls",
+            ),
+            (
+                "--auto-compaction-mode hourly",
+                "unknown auto-compaction-mode",
+            ),
+            (
+                "--feature-gates LeaseCheckpointPersist=true",
+                "requires enabling feature gate LeaseCheckpoint",
+            ),
+            (
+                "--listen-metrics-urls https://127.0.0.1:1",
+                "this release has no TLS",
+            ),
         ] {
             let why = config(line).unwrap_err();
             assert!(why.contains(expected), "{line}: {why}");
@@ -409,12 +493,24 @@ mod tests {
     #[test]
     fn retention_is_hours_a_duration_or_revisions() {
         for (mode, retention, expected) in [
-            ("periodic", "1", AutoCompaction::Periodic(Duration::from_secs(3600))),
-            ("periodic", "5m", AutoCompaction::Periodic(Duration::from_secs(300))),
+            (
+                "periodic",
+                "1",
+                AutoCompaction::Periodic(Duration::from_secs(3600)),
+            ),
+            (
+                "periodic",
+                "5m",
+                AutoCompaction::Periodic(Duration::from_secs(300)),
+            ),
             ("revision", "1000", AutoCompaction::Revision(1000)),
             ("revision", "0", AutoCompaction::Off),
         ] {
-            assert_eq!(auto_compaction(mode, retention), Ok(expected), "{mode} {retention}");
+            assert_eq!(
+                auto_compaction(mode, retention),
+                Ok(expected),
+                "{mode} {retention}"
+            );
         }
         assert!(auto_compaction("revision", "5m").is_err());
     }

@@ -118,7 +118,10 @@ mod tests {
     fn a_directory_has_one_server() {
         let dir = tempfile::tempdir().unwrap();
         let first = DataDir::open(dir.path(), None).unwrap();
-        assert!(matches!(DataDir::open(dir.path(), None), Err(DataDirError::InUse { .. })));
+        assert!(matches!(
+            DataDir::open(dir.path(), None),
+            Err(DataDirError::InUse { .. })
+        ));
         drop(first);
         assert!(DataDir::open(dir.path(), None).is_ok());
     }
@@ -147,7 +150,10 @@ mod tests {
         page[16..].copy_from_slice(&0xED0C_DAED_u32.to_le_bytes());
         fs::write(dir.path().join("member/snap/db"), page).unwrap();
         let error = DataDir::open(dir.path(), None).unwrap_err();
-        assert!(error.to_string().contains("ballast snapshot restore"), "{error}");
+        assert!(
+            error.to_string().contains("ballast snapshot restore"),
+            "{error}"
+        );
         assert!(!dir.path().join("member/lock").exists());
     }
 }

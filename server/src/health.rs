@@ -69,7 +69,10 @@ impl Http {
             || path.starts_with("/livez")
             || path.starts_with("/readyz");
         if known && request.method() != Method::GET {
-            let mut reply = text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n".to_owned());
+            let mut reply = text(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "Method Not Allowed\n".to_owned(),
+            );
             reply
                 .headers_mut()
                 .insert(header::ALLOW, header::HeaderValue::from_static("GET"));
@@ -80,10 +83,14 @@ impl Http {
             "/version" => json(StatusCode::OK, self.version()),
             "/metrics" => {
                 let mut reply = text(StatusCode::OK, String::new());
-                *reply.body_mut() = Body::new(Full::new(Bytes::from(metrics::render(&self.context))));
+                *reply.body_mut() =
+                    Body::new(Full::new(Bytes::from(metrics::render(&self.context))));
                 reply
             }
-            "/debug/vars" => json(StatusCode::OK, format!("{{\"version\": \"{API_VERSION}\"}}\n")),
+            "/debug/vars" => json(
+                StatusCode::OK,
+                format!("{{\"version\": \"{API_VERSION}\"}}\n"),
+            ),
             "/livez" => self.checks("livez", &LIVEZ, &query).await,
             "/readyz" => self.checks("readyz", &READYZ, &query).await,
             _ => {
@@ -130,7 +137,8 @@ impl Http {
     /// Empty when all is well.
     async fn unhealthy(&self, query: &Query) -> String {
         for alarm in self.context.alarms.get(pb::AlarmType::None as i32) {
-            let name = pb::AlarmType::try_from(alarm.alarm).map_or("UNKNOWN", |alarm| alarm.as_str_name());
+            let name =
+                pb::AlarmType::try_from(alarm.alarm).map_or("UNKNOWN", |alarm| alarm.as_str_name());
             if !query.excluded.iter().any(|excluded| excluded == name) {
                 return format!("ALARM {name}");
             }

@@ -43,9 +43,14 @@ pub fn start(level: LevelFilter, format: LogFormat, output: LogOutput) {
         });
     // The consensus library tells at `info` what interests only those who debug it.
     let library = level.min(LevelFilter::WARN);
-    let filter = Targets::new()
-        .with_default(level)
-        .with_target("openraft", if level >= LevelFilter::DEBUG { level } else { library });
+    let filter = Targets::new().with_default(level).with_target(
+        "openraft",
+        if level >= LevelFilter::DEBUG {
+            level
+        } else {
+            library
+        },
+    );
     let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter));
     // Only tests start twice in a process.
     let _ = tracing::subscriber::set_global_default(subscriber);
@@ -92,8 +97,16 @@ where
         let ts = timestamp();
         match self.format {
             LogFormat::Console => {
-                let (on, off) = if self.colour { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
-                write!(writer, "{ts}\t{on}{level}{off}\t{caller}\t{}", fields.message)?;
+                let (on, off) = if self.colour {
+                    ("\x1b[1m", "\x1b[0m")
+                } else {
+                    ("", "")
+                };
+                write!(
+                    writer,
+                    "{ts}\t{on}{level}{off}\t{caller}\t{}",
+                    fields.message
+                )?;
                 if !fields.rest.is_empty() {
                     write!(writer, "\t{}", Value::Object(fields.rest))?;
                 }

@@ -89,8 +89,8 @@ static HEALTH_CHECKS: LazyLock<IntCounterVec> = metric!(IntCounterVec::new(
     ),
     &["type", "name", "status"]
 ));
-static WAL_FSYNC: LazyLock<Histogram> = metric!(exponential_buckets(0.001, 2.0, 14).and_then(
-    |buckets| {
+static WAL_FSYNC: LazyLock<Histogram> =
+    metric!(exponential_buckets(0.001, 2.0, 14).and_then(|buckets| {
         Histogram::with_opts(
             HistogramOpts::new(
                 "etcd_disk_wal_fsync_duration_seconds",
@@ -98,8 +98,7 @@ static WAL_FSYNC: LazyLock<Histogram> = metric!(exponential_buckets(0.001, 2.0, 
             )
             .buckets(buckets),
         )
-    }
-));
+    }));
 static STATE: LazyLock<State> = LazyLock::new(State::new);
 
 /// What is read off the state at each scrape.
@@ -127,7 +126,10 @@ impl State {
             gauge
         };
         let alarms = GaugeVec::new(
-            Opts::new("etcd_debugging_server_alarms", "Alarms for every member in cluster."),
+            Opts::new(
+                "etcd_debugging_server_alarms",
+                "Alarms for every member in cluster.",
+            ),
             &["server_id", "alarm_type"],
         )
         .expect("names are constants");
@@ -135,16 +137,46 @@ impl State {
             .register(Box::new(alarms.clone()))
             .expect("each name is used once, in this file");
         Self {
-            has_leader: gauge("etcd_server_has_leader", "Whether or not a leader exists. 1 is existence, 0 is not."),
-            is_leader: gauge("etcd_server_is_leader", "Whether or not this member is a leader. 1 if is, 0 otherwise."),
-            is_learner: gauge("etcd_server_is_learner", "Whether or not this member is a learner. 1 if is, 0 otherwise."),
-            committed: gauge("etcd_server_proposals_committed_total", "The total number of consensus proposals committed."),
-            applied: gauge("etcd_server_proposals_applied_total", "The total number of consensus proposals applied."),
-            quota: gauge("etcd_server_quota_backend_bytes", "Current backend storage quota size in bytes."),
-            size: gauge("etcd_mvcc_db_total_size_in_bytes", "Total size of the underlying database physically allocated in bytes."),
-            size_in_use: gauge("etcd_mvcc_db_total_size_in_use_in_bytes", "Total size of the underlying database logically in use in bytes."),
-            revision: gauge("etcd_debugging_mvcc_current_revision", "The current revision of store."),
-            compact_revision: gauge("etcd_debugging_mvcc_compact_revision", "The revision of the last compaction in store."),
+            has_leader: gauge(
+                "etcd_server_has_leader",
+                "Whether or not a leader exists. 1 is existence, 0 is not.",
+            ),
+            is_leader: gauge(
+                "etcd_server_is_leader",
+                "Whether or not this member is a leader. 1 if is, 0 otherwise.",
+            ),
+            is_learner: gauge(
+                "etcd_server_is_learner",
+                "Whether or not this member is a learner. 1 if is, 0 otherwise.",
+            ),
+            committed: gauge(
+                "etcd_server_proposals_committed_total",
+                "The total number of consensus proposals committed.",
+            ),
+            applied: gauge(
+                "etcd_server_proposals_applied_total",
+                "The total number of consensus proposals applied.",
+            ),
+            quota: gauge(
+                "etcd_server_quota_backend_bytes",
+                "Current backend storage quota size in bytes.",
+            ),
+            size: gauge(
+                "etcd_mvcc_db_total_size_in_bytes",
+                "Total size of the underlying database physically allocated in bytes.",
+            ),
+            size_in_use: gauge(
+                "etcd_mvcc_db_total_size_in_use_in_bytes",
+                "Total size of the underlying database logically in use in bytes.",
+            ),
+            revision: gauge(
+                "etcd_debugging_mvcc_current_revision",
+                "The current revision of store.",
+            ),
+            compact_revision: gauge(
+                "etcd_debugging_mvcc_compact_revision",
+                "The revision of the last compaction in store.",
+            ),
             alarms,
         }
     }
@@ -157,11 +189,36 @@ pub fn start(member_id: u64) {
     LazyLock::force(&LEADER_CHANGES);
     LazyLock::force(&WAL_FSYNC);
     let constants = [
-        ("etcd_server_id", "Server or member ID in hexadecimal format. 1 for 'server_id' label with current ID.", "server_id", format!("{member_id:x}")),
-        ("etcd_server_version", "Which version is running. 1 for 'server_version' label with current version.", "server_version", API_VERSION.to_owned()),
-        ("etcd_cluster_version", "Which version is running. 1 for 'cluster_version' label with current cluster version.", "cluster_version", "3.7".to_owned()),
-        ("ballast_version", "Which version of Ballast is running.", "version", env!("CARGO_PKG_VERSION").to_owned()),
-        ("ballast_storage_version", "Which storage format the data has.", "version", CLUSTER_VERSION.to_owned()),
+        (
+            "etcd_server_id",
+            "Server or member ID in hexadecimal format. 1 for 'server_id' label with current ID.",
+            "server_id",
+            format!("{member_id:x}"),
+        ),
+        (
+            "etcd_server_version",
+            "Which version is running. 1 for 'server_version' label with current version.",
+            "server_version",
+            API_VERSION.to_owned(),
+        ),
+        (
+            "etcd_cluster_version",
+            "Which version is running. 1 for 'cluster_version' label with current cluster version.",
+            "cluster_version",
+            "3.7".to_owned(),
+        ),
+        (
+            "ballast_version",
+            "Which version of Ballast is running.",
+            "version",
+            env!("CARGO_PKG_VERSION").to_owned(),
+        ),
+        (
+            "ballast_storage_version",
+            "Which storage format the data has.",
+            "version",
+            CLUSTER_VERSION.to_owned(),
+        ),
     ];
     for (name, help, label, value) in constants {
         let gauge = GaugeVec::new(Opts::new(name, help), &[label]).expect("names are constants");
@@ -202,21 +259,55 @@ pub fn leader_changed() {
 
 /// Methods counted by name; anything else is under "unknown" so that a client cannot make series.
 const METHODS: [(&str, &[&str]); 7] = [
-    ("etcdserverpb.KV", &["Range", "RangeStream", "Put", "DeleteRange", "Txn", "Compact"]),
+    (
+        "etcdserverpb.KV",
+        &[
+            "Range",
+            "RangeStream",
+            "Put",
+            "DeleteRange",
+            "Txn",
+            "Compact",
+        ],
+    ),
     ("etcdserverpb.Watch", &["Watch"]),
     (
         "etcdserverpb.Lease",
-        &["LeaseGrant", "LeaseRevoke", "LeaseKeepAlive", "LeaseTimeToLive", "LeaseLeases"],
+        &[
+            "LeaseGrant",
+            "LeaseRevoke",
+            "LeaseKeepAlive",
+            "LeaseTimeToLive",
+            "LeaseLeases",
+        ],
     ),
     (
         "etcdserverpb.Cluster",
-        &["MemberAdd", "MemberRemove", "MemberUpdate", "MemberList", "MemberPromote"],
+        &[
+            "MemberAdd",
+            "MemberRemove",
+            "MemberUpdate",
+            "MemberList",
+            "MemberPromote",
+        ],
     ),
     (
         "etcdserverpb.Maintenance",
-        &["Alarm", "Status", "Defragment", "Hash", "HashKV", "Snapshot", "MoveLeader", "Downgrade"],
+        &[
+            "Alarm",
+            "Status",
+            "Defragment",
+            "Hash",
+            "HashKV",
+            "Snapshot",
+            "MoveLeader",
+            "Downgrade",
+        ],
     ),
-    ("etcdserverpb.Auth", &["AuthEnable", "AuthDisable", "AuthStatus", "Authenticate"]),
+    (
+        "etcdserverpb.Auth",
+        &["AuthEnable", "AuthDisable", "AuthStatus", "Authenticate"],
+    ),
     ("grpc.health.v1.Health", &["Check", "Watch"]),
 ];
 
@@ -264,9 +355,12 @@ pub fn render(context: &Context) -> Vec<u8> {
     STATE.is_learner.set(flag(raft.is_learner));
     STATE.committed.set(raft.committed_index as f64);
     STATE.applied.set(raft.applied_index as f64);
-    STATE
-        .quota
-        .set(context.limits.quota_bytes.map_or(-1.0, |bytes| bytes as f64));
+    STATE.quota.set(
+        context
+            .limits
+            .quota_bytes
+            .map_or(-1.0, |bytes| bytes as f64),
+    );
     STATE.size.set(sizes.allocated as f64);
     STATE.size_in_use.set(sizes.in_use as f64);
     STATE.revision.set(view.revision() as f64);

@@ -50,7 +50,9 @@ pub enum StartError {
     Listen { url: Url, source: std::io::Error },
     #[error("clusters of several members come with a later release: --initial-cluster names {0}")]
     SeveralMembers(usize),
-    #[error("--initial-cluster-state=existing needs a data directory or a cluster to join, which a later release can")]
+    #[error(
+        "--initial-cluster-state=existing needs a data directory or a cluster to join, which a later release can"
+    )]
     NothingToJoin,
     #[error("{path} holds a member record that cannot be read: {why}")]
     Unreadable { path: PathBuf, why: String },
@@ -146,7 +148,9 @@ impl Node {
         let cluster = &self.context.cluster;
         let client_urls: Vec<String> = texts(&config.advertise_client_urls);
         let known = cluster.member(cluster.member_id);
-        if known.is_none_or(|member| member.name != config.name || member.client_ur_ls != client_urls) {
+        if known
+            .is_none_or(|member| member.name != config.name || member.client_ur_ls != client_urls)
+        {
             let request = membershippb::ClusterMemberAttrSetRequest {
                 member_id: cluster.member_id,
                 member_attributes: Some(membershippb::Attributes {
@@ -172,7 +176,10 @@ impl Node {
                 ..Default::default()
             })
             .await?;
-            tracing::info!(cluster_version = CLUSTER_VERSION, "set initial cluster version");
+            tracing::info!(
+                cluster_version = CLUSTER_VERSION,
+                "set initial cluster version"
+            );
         }
         Ok(())
     }
@@ -195,7 +202,10 @@ impl Node {
     }
 
     fn serve(&self, listeners: Listeners, config: &Config) {
-        let http = Arc::new(Http::new(Arc::clone(&self.context), config.request_timeout()));
+        let http = Arc::new(Http::new(
+            Arc::clone(&self.context),
+            config.request_timeout(),
+        ));
         let mux = Mux::new(&self.context, Arc::clone(&http));
         let settings = Connections {
             concurrent_streams_max: config.concurrent_streams_max,
@@ -243,7 +253,10 @@ struct Listeners(Vec<(Listener, Url, bool)>);
 impl Listeners {
     fn bind(config: &Config) -> Result<Self, StartError> {
         let all = config.listen_client_urls.iter().map(|url| (url, false));
-        let http = config.listen_client_http_urls.iter().chain(&config.listen_metrics_urls);
+        let http = config
+            .listen_client_http_urls
+            .iter()
+            .chain(&config.listen_metrics_urls);
         let mut bound = Vec::new();
         for (url, http_only) in all.chain(http.map(|url| (url, true))) {
             let listener = Listener::bind(url, config).map_err(|source| StartError::Listen {
@@ -325,7 +338,11 @@ fn identity(config: &Config, store: &Store, data_dir: &DataDir) -> Result<Identi
             name: String::new(),
             ..member.clone()
         };
-        txn.table_put(Table::Member, &member.id.to_be_bytes(), unstarted.encode_to_vec().into());
+        txn.table_put(
+            Table::Member,
+            &member.id.to_be_bytes(),
+            unstarted.encode_to_vec().into(),
+        );
     }
     txn.commit();
     store.flush()?;
@@ -349,7 +366,10 @@ struct Parts {
 impl Parts {
     fn load(identity: Identity, store: Arc<Store>, clock: Clock) -> Result<Self, StartError> {
         let lessor = Lessor::new(clock);
-        lessor.load(decode::<leasepb::Lease>(&store, Table::Lease)?, store.leased_keys());
+        lessor.load(
+            decode::<leasepb::Lease>(&store, Table::Lease)?,
+            store.leased_keys(),
+        );
         let alarms = Alarms::default();
         alarms.load(&store.table(Table::Alarm)?);
         let cluster = Cluster::new(identity.cluster_id, identity.member_id);
@@ -370,7 +390,11 @@ impl Parts {
         })
     }
 
-    async fn start_raft(&self, config: &Config, data_dir: &DataDir) -> Result<Arc<RaftNode>, StartError> {
+    async fn start_raft(
+        &self,
+        config: &Config,
+        data_dir: &DataDir,
+    ) -> Result<Arc<RaftNode>, StartError> {
         let applier = Arc::new(Applier {
             store: Arc::clone(&self.store),
             lessor: Arc::clone(&self.lessor),

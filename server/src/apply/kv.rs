@@ -11,7 +11,11 @@ use super::{ApplyError, Failure};
 use crate::lease::Lessor;
 
 /// What a put must find before it is carried out, judged on the state before the entry.
-pub(super) fn check_put(view: &View, lessor: &Lessor, request: &pb::PutRequest) -> Result<(), Failure> {
+pub(super) fn check_put(
+    view: &View,
+    lessor: &Lessor,
+    request: &pb::PutRequest,
+) -> Result<(), Failure> {
     if request.lease != 0 && !lessor.exists(request.lease) {
         return Err(ApplyError::LeaseNotFound.into());
     }

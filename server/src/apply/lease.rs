@@ -45,7 +45,11 @@ pub(super) fn revoke(
     Ok(pb::LeaseRevokeResponse { header: None })
 }
 
-pub(super) fn checkpoint(txn: &mut WriteTxn<'_>, lessor: &Lessor, request: &pb::LeaseCheckpointRequest) {
+pub(super) fn checkpoint(
+    txn: &mut WriteTxn<'_>,
+    lessor: &Lessor,
+    request: &pb::LeaseCheckpointRequest,
+) {
     for checkpoint in &request.checkpoints {
         if let Some(lease) = lessor.checkpoint(checkpoint.id, checkpoint.remaining_ttl) {
             store(txn, &lease);

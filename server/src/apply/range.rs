@@ -45,7 +45,10 @@ impl Ranged for WriteTxn<'_> {
 }
 
 /// Answers a range; the header holds the revision only.
-pub fn range(source: &impl Ranged, request: &pb::RangeRequest) -> Result<pb::RangeResponse, ReadError> {
+pub fn range(
+    source: &impl Ranged,
+    request: &pb::RangeRequest,
+) -> Result<pb::RangeResponse, ReadError> {
     let options = RangeOptions {
         revision: request.revision,
         limit: limit_below(request),
@@ -104,7 +107,8 @@ fn filter(kvs: &mut Vec<KeyValue>, request: &pb::RangeRequest) {
     if !has_revision_filters(request) {
         return;
     }
-    let within = |value: i64, min: i64, max: i64| (max == 0 || value <= max) && (min == 0 || value >= min);
+    let within =
+        |value: i64, min: i64, max: i64| (max == 0 || value <= max) && (min == 0 || value >= min);
     kvs.retain(|kv| {
         within(
             kv.mod_revision,
@@ -145,7 +149,13 @@ fn sort(kvs: &mut [KeyValue], request: &pb::RangeRequest) {
 mod tests {
     use super::*;
 
-    fn kv(key: &'static str, create: i64, modified: i64, version: i64, value: &'static str) -> KeyValue {
+    fn kv(
+        key: &'static str,
+        create: i64,
+        modified: i64,
+        version: i64,
+        value: &'static str,
+    ) -> KeyValue {
         KeyValue {
             key: key.into(),
             create_revision: create,
@@ -209,7 +219,11 @@ mod tests {
                 sort_order: SortOrder::Ascend as i32,
                 ..Default::default()
             };
-            assert_eq!(keys(&request), (ascending.to_owned(), false, 3), "{target:?}");
+            assert_eq!(
+                keys(&request),
+                (ascending.to_owned(), false, 3),
+                "{target:?}"
+            );
             request.sort_order = SortOrder::Descend as i32;
             let descending: String = ascending.chars().rev().collect();
             assert_eq!(keys(&request).0, descending, "{target:?}");
@@ -224,14 +238,20 @@ mod tests {
 
     #[test]
     fn equal_ranks_stay_ascending_by_key() {
-        let mut kvs = vec![kv("a", 1, 1, 1, ""), kv("b", 1, 1, 2, ""), kv("c", 1, 1, 1, "")];
+        let mut kvs = vec![
+            kv("a", 1, 1, 1, ""),
+            kv("b", 1, 1, 2, ""),
+            kv("c", 1, 1, 1, ""),
+        ];
         let mut request = pb::RangeRequest {
             sort_target: SortTarget::Version as i32,
             sort_order: SortOrder::Descend as i32,
             ..Default::default()
         };
         let order = |kvs: &[KeyValue]| -> String {
-            kvs.iter().map(|kv| String::from_utf8_lossy(&kv.key).into_owned()).collect()
+            kvs.iter()
+                .map(|kv| String::from_utf8_lossy(&kv.key).into_owned())
+                .collect()
         };
         sort(&mut kvs, &request);
         assert_eq!(order(&kvs), "bac");
@@ -264,13 +284,22 @@ mod tests {
 
     #[test]
     fn limit_says_whether_there_is_more() {
-        for (limit, expected) in [(0, ("abc", false)), (2, ("ab", true)), (3, ("abc", false)), (-1, ("abc", false))] {
+        for (limit, expected) in [
+            (0, ("abc", false)),
+            (2, ("ab", true)),
+            (3, ("abc", false)),
+            (-1, ("abc", false)),
+        ] {
             let request = pb::RangeRequest {
                 limit,
                 ..Default::default()
             };
             let (found, more, count) = keys(&request);
-            assert_eq!((found.as_str(), more, count), (expected.0, expected.1, 3), "{limit}");
+            assert_eq!(
+                (found.as_str(), more, count),
+                (expected.0, expected.1, 3),
+                "{limit}"
+            );
         }
     }
 }

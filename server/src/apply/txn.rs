@@ -27,7 +27,8 @@ pub fn is_read_only(request: &pb::TxnRequest) -> bool {
 
 /// True when every range is content with what this member has.
 pub fn is_serializable(request: &pb::TxnRequest) -> bool {
-    ops(request).all(|op| matches!(&op.request, Some(Request::RequestRange(range)) if range.serializable))
+    ops(request)
+        .all(|op| matches!(&op.request, Some(Request::RequestRange(range)) if range.serializable))
 }
 
 fn ops(request: &pb::TxnRequest) -> impl Iterator<Item = &pb::RequestOp> {
@@ -101,7 +102,12 @@ fn choose(view: &View, request: &pb::TxnRequest) -> Path {
     path
 }
 
-fn check(view: &View, lessor: &Lessor, request: &pb::TxnRequest, path: &Path) -> Result<(), Failure> {
+fn check(
+    view: &View,
+    lessor: &Lessor,
+    request: &pb::TxnRequest,
+    path: &Path,
+) -> Result<(), Failure> {
     let mut nested = path.nested.iter();
     for op in path.ops(request) {
         match &op.request {
@@ -246,11 +252,31 @@ mod tests {
             lease: 7,
         };
         for (target, equal, less) in [
-            (CompareTarget::Version, TargetUnion::Version(2), TargetUnion::Version(1)),
-            (CompareTarget::Create, TargetUnion::CreateRevision(3), TargetUnion::CreateRevision(2)),
-            (CompareTarget::Mod, TargetUnion::ModRevision(5), TargetUnion::ModRevision(4)),
-            (CompareTarget::Value, TargetUnion::Value("v".into()), TargetUnion::Value("u".into())),
-            (CompareTarget::Lease, TargetUnion::Lease(7), TargetUnion::Lease(6)),
+            (
+                CompareTarget::Version,
+                TargetUnion::Version(2),
+                TargetUnion::Version(1),
+            ),
+            (
+                CompareTarget::Create,
+                TargetUnion::CreateRevision(3),
+                TargetUnion::CreateRevision(2),
+            ),
+            (
+                CompareTarget::Mod,
+                TargetUnion::ModRevision(5),
+                TargetUnion::ModRevision(4),
+            ),
+            (
+                CompareTarget::Value,
+                TargetUnion::Value("v".into()),
+                TargetUnion::Value("u".into()),
+            ),
+            (
+                CompareTarget::Lease,
+                TargetUnion::Lease(7),
+                TargetUnion::Lease(6),
+            ),
         ] {
             let check = |result, operand: &TargetUnion| {
                 holds_for(&compare(target, result, operand.clone()), &kv)
@@ -269,7 +295,11 @@ mod tests {
             version: 0,
             ..Default::default()
         };
-        let compare = compare(CompareTarget::Version, CompareResult::Equal, TargetUnion::Lease(9));
+        let compare = compare(
+            CompareTarget::Version,
+            CompareResult::Equal,
+            TargetUnion::Lease(9),
+        );
         assert!(holds_for(&compare, &kv));
     }
 }

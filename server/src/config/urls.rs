@@ -27,7 +27,10 @@ pub enum Scheme {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// Host as written; a name is only ever "localhost".
-    Tcp { host: String, port: u16 },
+    Tcp {
+        host: String,
+        port: u16,
+    },
     Unix(PathBuf),
 }
 
@@ -52,8 +55,9 @@ impl Url {
             return Ok(url);
         }
         if let Some((host, _)) = address.split_once('/') {
-            split_host_port(host)
-                .ok_or_else(|| format!("URL address does not have the form \"host:port\": {text}"))?;
+            split_host_port(host).ok_or_else(|| {
+                format!("URL address does not have the form \"host:port\": {text}")
+            })?;
             return Err(format!("URL must not contain a path: {text}"));
         }
         split_host_port(address)
@@ -131,10 +135,22 @@ mod tests {
             ("http://[::1]:2379", None),
             ("http://localhost:2379", None),
             ("unix:///run/t/s.sock", None),
-            ("http://h:1/path", Some("URL must not contain a path: http://h:1/path")),
-            ("ftp://h:1", Some("URL scheme must be http, https, unix, or unixs: ftp://h:1")),
-            ("127.0.0.1:1", Some("URL scheme must be http, https, unix, or unixs: 127.0.0.1:1")),
-            ("http://h", Some("URL address does not have the form \"host:port\": http://h")),
+            (
+                "http://h:1/path",
+                Some("URL must not contain a path: http://h:1/path"),
+            ),
+            (
+                "ftp://h:1",
+                Some("URL scheme must be http, https, unix, or unixs: ftp://h:1"),
+            ),
+            (
+                "127.0.0.1:1",
+                Some("URL scheme must be http, https, unix, or unixs: 127.0.0.1:1"),
+            ),
+            (
+                "http://h",
+                Some("URL address does not have the form \"host:port\": http://h"),
+            ),
         ] {
             assert_eq!(Url::parse(text).err().as_deref(), expected, "{text}");
         }
@@ -145,7 +161,10 @@ mod tests {
         let endpoint = |text| Url::parse(text).unwrap().endpoint();
         assert_eq!(
             endpoint("http://[::1]:2379"),
-            Ok(Endpoint::Tcp { host: "::1".to_owned(), port: 2379 })
+            Ok(Endpoint::Tcp {
+                host: "::1".to_owned(),
+                port: 2379
+            })
         );
         assert_eq!(endpoint("unix:///a/b"), Ok(Endpoint::Unix("/a/b".into())));
         assert_eq!(

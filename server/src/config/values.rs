@@ -68,7 +68,8 @@ impl Values {
     }
 
     fn set(&mut self, flag: &'static Flag, value: &str) -> Result<(), String> {
-        check(flag, value).map_err(|why| format!("invalid value \"{value}\" for flag -{}: {why}", flag.name))?;
+        check(flag, value)
+            .map_err(|why| format!("invalid value \"{value}\" for flag -{}: {why}", flag.name))?;
         if let Effect::Missing(why) = flag.effect
             && value != flag.default
         {
@@ -92,7 +93,9 @@ impl Values {
             if name.is_empty() {
                 // "--" ends the flags, and nothing may follow them.
                 match rest.next() {
-                    Some(extra) => return Err(Stop::BadConfig(format!("\"{extra}\" is not a valid flag"))),
+                    Some(extra) => {
+                        return Err(Stop::BadConfig(format!("\"{extra}\" is not a valid flag")));
+                    }
                     None => break,
                 }
             }
@@ -113,7 +116,9 @@ impl Values {
             let flag = flags::find(name);
             let known = flag.is_some() || name == "config-file" || ANCIENT.contains(&name);
             if !known {
-                return Err(Stop::BadFlag(format!("flag provided but not defined: -{name}")));
+                return Err(Stop::BadFlag(format!(
+                    "flag provided but not defined: -{name}"
+                )));
             }
             let value = match inline {
                 Some(value) => value,
@@ -141,19 +146,29 @@ impl Values {
         let file_in_env = env
             .iter()
             .find(|(name, value)| name == "ETCD_CONFIG_FILE" && !value.is_empty());
-        if let Some(path) = self.from_file.clone().or(file_in_env.map(|(_, path)| path.clone())) {
+        if let Some(path) = self
+            .from_file
+            .clone()
+            .or(file_in_env.map(|(_, path)| path.clone()))
+        {
             return Values::from_file(&path);
         }
-        let by_env: HashMap<String, &'static Flag> =
-            FLAGS.iter().map(|flag| (flags::env_name(flag.name), flag)).collect();
+        let by_env: HashMap<String, &'static Flag> = FLAGS
+            .iter()
+            .map(|flag| (flags::env_name(flag.name), flag))
+            .collect();
         for (name, value) in env {
             if !name.starts_with("ETCD_") {
                 continue;
             }
             match by_env.get(name) {
-                None if name == "ETCD_VERSION" => self.warnings.push(format!("cannot set special environment variable {name}={value}")),
+                None if name == "ETCD_VERSION" => self.warnings.push(format!(
+                    "cannot set special environment variable {name}={value}"
+                )),
                 None if name == "ETCD_UNSUPPORTED_ARCH" => {}
-                None => self.warnings.push(format!("unrecognized environment variable {name}={value}")),
+                None => self
+                    .warnings
+                    .push(format!("unrecognized environment variable {name}={value}")),
                 Some(flag) if self.is_given(flag.name) => {
                     return Err(Stop::BadConfig(format!(
                         "conflicting environment variable is shadowed by corresponding command-line flag (either unset environment variable or disable flag)): {name}"
@@ -235,7 +250,8 @@ fn scalar(flag: &Flag, value: &serde_yaml_ng::Value) -> Result<String, String> {
         Value::Number(number) => Ok(number.to_string()),
         Value::String(text) => Ok(text.clone()),
         Value::Sequence(list) => {
-            let parts: Result<Vec<String>, String> = list.iter().map(|item| scalar(flag, item)).collect();
+            let parts: Result<Vec<String>, String> =
+                list.iter().map(|item| scalar(flag, item)).collect();
             Ok(parts?.join(","))
         }
         _ => Err(format!("{}: not a value of this option", flag.name)),
@@ -266,18 +282,27 @@ pub fn check(flag: &Flag, value: &str) -> Result<(), String> {
 /// The gates that are on, defaults included.
 pub fn parse_gates(text: &str) -> Result<Vec<&'static str>, String> {
     let mut states: Vec<(&'static str, bool)> = GATES.to_vec();
-    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+    for part in text
+        .split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+    {
         let (name, value) = part
             .split_once('=')
             .ok_or_else(|| format!("missing bool value for {part}"))?;
-        let on = parse_bool(value.trim()).ok_or_else(|| format!("invalid value of {name}: {value}"))?;
+        let on =
+            parse_bool(value.trim()).ok_or_else(|| format!("invalid value of {name}: {value}"))?;
         let state = states
             .iter_mut()
             .find(|(known, _)| *known == name.trim())
             .ok_or_else(|| format!("unrecognized feature gate: {name}"))?;
         state.1 = on;
     }
-    Ok(states.into_iter().filter(|(_, on)| *on).map(|(name, _)| name).collect())
+    Ok(states
+        .into_iter()
+        .filter(|(_, on)| *on)
+        .map(|(name, _)| name)
+        .collect())
 }
 
 fn parse_bool(text: &str) -> Option<bool> {
@@ -341,12 +366,16 @@ mod tests {
     }
 
     fn env(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
-        pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect()
+        pairs
+            .iter()
+            .map(|(a, b)| ((*a).to_owned(), (*b).to_owned()))
+            .collect()
     }
 
     #[test]
     fn flags_are_read_as_go_reads_them() {
-        let values = run("-name a --data-dir=/d --pre-vote=false --socket-reuse-port --max-txn-ops 5");
+        let values =
+            run("-name a --data-dir=/d --pre-vote=false --socket-reuse-port --max-txn-ops 5");
         assert_eq!(values.text("name"), "a");
         assert_eq!(values.text("data-dir"), "/d");
         assert!(!values.bool("pre-vote"));
@@ -358,12 +387,30 @@ mod tests {
     #[test]
     fn bad_flags_are_named() {
         for (line, expected) in [
-            ("--nmae x", Stop::BadFlag("flag provided but not defined: -nmae".to_owned())),
-            ("--name", Stop::BadFlag("flag needs an argument: -name".to_owned())),
-            ("--max-txn-ops=x", Stop::BadFlag("invalid value \"x\" for flag -max-txn-ops: parse error".to_owned())),
-            ("---name x", Stop::BadFlag("bad flag syntax: ---name".to_owned())),
-            ("serve", Stop::BadConfig("\"serve\" is not a valid flag".to_owned())),
-            ("--cert-file=/c", Stop::BadFlag("--cert-file is not supported: this release has no TLS".to_owned())),
+            (
+                "--nmae x",
+                Stop::BadFlag("flag provided but not defined: -nmae".to_owned()),
+            ),
+            (
+                "--name",
+                Stop::BadFlag("flag needs an argument: -name".to_owned()),
+            ),
+            (
+                "--max-txn-ops=x",
+                Stop::BadFlag("invalid value \"x\" for flag -max-txn-ops: parse error".to_owned()),
+            ),
+            (
+                "---name x",
+                Stop::BadFlag("bad flag syntax: ---name".to_owned()),
+            ),
+            (
+                "serve",
+                Stop::BadConfig("\"serve\" is not a valid flag".to_owned()),
+            ),
+            (
+                "--cert-file=/c",
+                Stop::BadFlag("--cert-file is not supported: this release has no TLS".to_owned()),
+            ),
         ] {
             assert_eq!(args(line), Err(expected), "{line}");
         }
@@ -375,12 +422,25 @@ mod tests {
     #[test]
     fn environment_fills_in_and_never_shadows() {
         let values = run("--name a")
-            .complete(&env(&[("ETCD_DATA_DIR", "/x"), ("ETCD_TYPO", "1"), ("HOME", "/root")]))
+            .complete(&env(&[
+                ("ETCD_DATA_DIR", "/x"),
+                ("ETCD_TYPO", "1"),
+                ("HOME", "/root"),
+            ]))
             .unwrap();
         assert_eq!(values.text("data-dir"), "/x");
-        assert_eq!(values.warnings, ["unrecognized environment variable ETCD_TYPO=1"]);
-        assert!(matches!(run("--name a").complete(&env(&[("ETCD_NAME", "b")])), Err(Stop::BadConfig(_))));
-        assert!(matches!(run("").complete(&env(&[("ETCD_MAX_TXN_OPS", "b")])), Err(Stop::BadConfig(_))));
+        assert_eq!(
+            values.warnings,
+            ["unrecognized environment variable ETCD_TYPO=1"]
+        );
+        assert!(matches!(
+            run("--name a").complete(&env(&[("ETCD_NAME", "b")])),
+            Err(Stop::BadConfig(_))
+        ));
+        assert!(matches!(
+            run("").complete(&env(&[("ETCD_MAX_TXN_OPS", "b")])),
+            Err(Stop::BadConfig(_))
+        ));
     }
 
     #[test]
@@ -393,17 +453,29 @@ mod tests {
         )
         .unwrap();
         let values = run("--data-dir /y")
-            .complete(&env(&[("ETCD_CONFIG_FILE", path.to_str().unwrap()), ("ETCD_DATA_DIR", "/z")]))
+            .complete(&env(&[
+                ("ETCD_CONFIG_FILE", path.to_str().unwrap()),
+                ("ETCD_DATA_DIR", "/z"),
+            ]))
             .unwrap();
         assert_eq!(values.text("data-dir"), "/x");
         assert_eq!(values.u64("max-txn-ops"), 7);
         assert_eq!(values.text("log-outputs"), "stderr");
-        assert_eq!(values.duration("backend-batch-interval"), Duration::from_millis(5));
+        assert_eq!(
+            values.duration("backend-batch-interval"),
+            Duration::from_millis(5)
+        );
         for (text, why) in [
             ("nmae: x", "unknown option \"nmae\""),
-            ("cert-file: /x", "--cert-file is not supported: this release has no TLS"),
+            (
+                "cert-file: /x",
+                "--cert-file is not supported: this release has no TLS",
+            ),
             ("- a", "not a mapping of option names to values"),
-            ("peer-transport-security:\n  auto-tls: true", "peer-transport-security: auto-tls is not supported: this release has no TLS"),
+            (
+                "peer-transport-security:\n  auto-tls: true",
+                "peer-transport-security: auto-tls is not supported: this release has no TLS",
+            ),
         ] {
             assert_eq!(Values::from_file_text(text).unwrap_err(), why, "{text}");
         }
@@ -427,8 +499,14 @@ mod tests {
 
     #[test]
     fn gates_are_known_ones() {
-        assert_eq!(parse_gates("").unwrap(), ["TxnModeWriteWithSharedBuffer", "FastLeaseKeepAlive"]);
-        assert_eq!(parse_gates("FastLeaseKeepAlive=false,LeaseCheckpoint=true").unwrap(), ["TxnModeWriteWithSharedBuffer", "LeaseCheckpoint"]);
+        assert_eq!(
+            parse_gates("").unwrap(),
+            ["TxnModeWriteWithSharedBuffer", "FastLeaseKeepAlive"]
+        );
+        assert_eq!(
+            parse_gates("FastLeaseKeepAlive=false,LeaseCheckpoint=true").unwrap(),
+            ["TxnModeWriteWithSharedBuffer", "LeaseCheckpoint"]
+        );
         assert!(parse_gates("Nope=true").is_err());
     }
 }

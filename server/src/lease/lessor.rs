@@ -371,7 +371,10 @@ mod tests {
         lessor.grant(1, 100).unwrap();
         assert_eq!(lessor.renew(1), Renewal::Renewed(100));
         let described = lessor.describe(1, true).unwrap();
-        assert!((98..=100).contains(&described.remaining_secs), "{described:?}");
+        assert!(
+            (98..=100).contains(&described.remaining_secs),
+            "{described:?}"
+        );
         assert!(lessor.expired(10).is_empty());
     }
 
@@ -383,7 +386,11 @@ mod tests {
         }
         lessor.promote(Duration::ZERO);
         let leases = lessor.leases.lock();
-        let deadlines: Vec<_> = leases.by_id.values().filter_map(|lease| lease.deadline).collect();
+        let deadlines: Vec<_> = leases
+            .by_id
+            .values()
+            .filter_map(|lease| lease.deadline)
+            .collect();
         let first = deadlines.iter().min().unwrap();
         let last = deadlines.iter().max().unwrap();
         assert!(*last - *first > Duration::from_secs(3));

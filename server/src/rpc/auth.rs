@@ -29,7 +29,10 @@ impl AuthService {
 
 #[tonic::async_trait]
 impl Auth for AuthService {
-    async fn auth_enable(&self, _: Request<pb::AuthEnableRequest>) -> Answer<pb::AuthEnableResponse> {
+    async fn auth_enable(
+        &self,
+        _: Request<pb::AuthEnableRequest>,
+    ) -> Answer<pb::AuthEnableResponse> {
         Err(Error::RootUserNotExist.into())
     }
 
@@ -42,7 +45,10 @@ impl Auth for AuthService {
         }))
     }
 
-    async fn auth_status(&self, _: Request<pb::AuthStatusRequest>) -> Answer<pb::AuthStatusResponse> {
+    async fn auth_status(
+        &self,
+        _: Request<pb::AuthStatusRequest>,
+    ) -> Answer<pb::AuthStatusResponse> {
         Ok(Response::new(pb::AuthStatusResponse {
             header: Some(self.header()),
             enabled: false,
@@ -57,18 +63,27 @@ impl Auth for AuthService {
         Err(Error::AuthNotEnabled.into())
     }
 
-    async fn user_add(&self, request: Request<pb::AuthUserAddRequest>) -> Answer<pb::AuthUserAddResponse> {
+    async fn user_add(
+        &self,
+        request: Request<pb::AuthUserAddRequest>,
+    ) -> Answer<pb::AuthUserAddResponse> {
         if request.get_ref().name.is_empty() {
             return Err(Error::UserEmpty.into());
         }
         Err(Status::unimplemented(NO_USERS))
     }
 
-    async fn user_get(&self, _: Request<pb::AuthUserGetRequest>) -> Answer<pb::AuthUserGetResponse> {
+    async fn user_get(
+        &self,
+        _: Request<pb::AuthUserGetRequest>,
+    ) -> Answer<pb::AuthUserGetResponse> {
         Err(Error::UserNotFound.into())
     }
 
-    async fn user_list(&self, _: Request<pb::AuthUserListRequest>) -> Answer<pb::AuthUserListResponse> {
+    async fn user_list(
+        &self,
+        _: Request<pb::AuthUserListRequest>,
+    ) -> Answer<pb::AuthUserListResponse> {
         Ok(Response::new(pb::AuthUserListResponse {
             header: Some(self.header()),
             ..Default::default()
@@ -103,18 +118,27 @@ impl Auth for AuthService {
         Err(Error::UserNotFound.into())
     }
 
-    async fn role_add(&self, request: Request<pb::AuthRoleAddRequest>) -> Answer<pb::AuthRoleAddResponse> {
+    async fn role_add(
+        &self,
+        request: Request<pb::AuthRoleAddRequest>,
+    ) -> Answer<pb::AuthRoleAddResponse> {
         if request.get_ref().name.is_empty() {
             return Err(Error::RoleEmpty.into());
         }
         Err(Status::unimplemented(NO_USERS))
     }
 
-    async fn role_get(&self, _: Request<pb::AuthRoleGetRequest>) -> Answer<pb::AuthRoleGetResponse> {
+    async fn role_get(
+        &self,
+        _: Request<pb::AuthRoleGetRequest>,
+    ) -> Answer<pb::AuthRoleGetResponse> {
         Err(Error::RoleNotFound.into())
     }
 
-    async fn role_list(&self, _: Request<pb::AuthRoleListRequest>) -> Answer<pb::AuthRoleListResponse> {
+    async fn role_list(
+        &self,
+        _: Request<pb::AuthRoleListRequest>,
+    ) -> Answer<pb::AuthRoleListResponse> {
         Ok(Response::new(pb::AuthRoleListResponse {
             header: Some(self.header()),
             ..Default::default()

@@ -203,19 +203,37 @@ mod tests {
         for (ops, expected) in [
             (vec![put_op("a"), put_op("b")], Ok(())),
             (vec![put_op("a"), put_op("a")], Err(Error::DuplicateKey)),
-            (vec![put_op("a"), delete_op("a", "")], Err(Error::DuplicateKey)),
-            (vec![put_op("b"), delete_op("a", "c")], Err(Error::DuplicateKey)),
+            (
+                vec![put_op("a"), delete_op("a", "")],
+                Err(Error::DuplicateKey),
+            ),
+            (
+                vec![put_op("b"), delete_op("a", "c")],
+                Err(Error::DuplicateKey),
+            ),
             (vec![put_op("c"), delete_op("a", "c")], Ok(())),
             (vec![put_op("z"), delete_op("a", "\0")], Ok(())),
             (vec![delete_op("a", "c"), delete_op("b", "d")], Ok(())),
-            (vec![put_op("a"), nested(vec![put_op("a")], vec![])], Err(Error::DuplicateKey)),
-            (vec![nested(vec![put_op("a")], vec![put_op("a")])], Ok(())),
             (
-                vec![nested(vec![put_op("a")], vec![]), nested(vec![], vec![put_op("a")])],
+                vec![put_op("a"), nested(vec![put_op("a")], vec![])],
                 Err(Error::DuplicateKey),
             ),
-            (vec![delete_op("a", ""), nested(vec![], vec![put_op("a")])], Err(Error::DuplicateKey)),
-            (vec![put_op("b"), nested(vec![delete_op("a", "c")], vec![])], Err(Error::DuplicateKey)),
+            (vec![nested(vec![put_op("a")], vec![put_op("a")])], Ok(())),
+            (
+                vec![
+                    nested(vec![put_op("a")], vec![]),
+                    nested(vec![], vec![put_op("a")]),
+                ],
+                Err(Error::DuplicateKey),
+            ),
+            (
+                vec![delete_op("a", ""), nested(vec![], vec![put_op("a")])],
+                Err(Error::DuplicateKey),
+            ),
+            (
+                vec![put_op("b"), nested(vec![delete_op("a", "c")], vec![])],
+                Err(Error::DuplicateKey),
+            ),
         ] {
             assert_eq!(txn(&of(ops.clone(), vec![]), 128), expected, "{ops:?}");
             assert_eq!(txn(&of(vec![], ops.clone()), 128), expected, "{ops:?}");

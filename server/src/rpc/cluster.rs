@@ -44,7 +44,11 @@ impl Cluster for ClusterService {
         request: Request<pb::MemberListRequest>,
     ) -> Result<Response<pb::MemberListResponse>, Status> {
         if request.into_inner().linearizable {
-            self.0.raft.read_barrier().await.map_err(status::from_propose)?;
+            self.0
+                .raft
+                .read_barrier()
+                .await
+                .map_err(status::from_propose)?;
         }
         Ok(Response::new(pb::MemberListResponse {
             // etcd leaves the revision out here.

@@ -46,7 +46,11 @@ impl Kv for KvService {
         let request = request.into_inner();
         check::range_stream(&request)?;
         if !request.serializable {
-            self.0.raft.read_barrier().await.map_err(status::from_propose)?;
+            self.0
+                .raft
+                .read_barrier()
+                .await
+                .map_err(status::from_propose)?;
         }
         let context = Arc::clone(&self.0);
         // Room for one part: the next is read while this one is sent.
@@ -153,7 +157,10 @@ impl Context {
     /// A range after the barrier it asks for. Also what the health checks ask.
     pub async fn range(&self, request: &pb::RangeRequest) -> Result<pb::RangeResponse, Status> {
         if !request.serializable {
-            self.raft.read_barrier().await.map_err(status::from_propose)?;
+            self.raft
+                .read_barrier()
+                .await
+                .map_err(status::from_propose)?;
         }
         let read = || apply::range::range(&*self.store.view(), request);
         let wide = !request.range_end.is_empty()
@@ -173,7 +180,10 @@ impl Context {
 
     async fn read_txn(&self, request: &pb::TxnRequest) -> Result<pb::TxnResponse, Status> {
         if !apply::txn::is_serializable(request) {
-            self.raft.read_barrier().await.map_err(status::from_propose)?;
+            self.raft
+                .read_barrier()
+                .await
+                .map_err(status::from_propose)?;
         }
         let view = self.store.view();
         let mut response = tokio::task::block_in_place(|| apply::txn::read(&view, request))
@@ -221,7 +231,10 @@ fn stream_parts(context: &Context, request: pb::RangeRequest, parts: &mpsc::Send
     }
 }
 
-fn count_part(context: &Context, request: &pb::RangeRequest) -> Result<pb::RangeStreamResponse, Status> {
+fn count_part(
+    context: &Context,
+    request: &pb::RangeRequest,
+) -> Result<pb::RangeStreamResponse, Status> {
     let answer = apply::range::range(&*context.store.view(), request).map_err(status::from_read)?;
     let revision = answer.header.map_or(0, |header| header.revision);
     Ok(part(pb::RangeResponse {
@@ -237,12 +250,17 @@ fn key_parts(
     mut request: pb::RangeRequest,
     parts: &mpsc::Sender<Part>,
 ) -> Result<(), Status> {
-    let total = if request.limit > 0 { request.limit } else { i64::MAX };
+    let total = if request.limit > 0 {
+        request.limit
+    } else {
+        i64::MAX
+    };
     request.limit = STREAM_FIRST_KEYS.min(total);
     let mut header_revision = None;
     let mut sent = 0;
     loop {
-        let answer = apply::range::range(&*context.store.view(), &request).map_err(status::from_read)?;
+        let answer =
+            apply::range::range(&*context.store.view(), &request).map_err(status::from_read)?;
         let head = answer.header.map_or(0, |header| header.revision);
         let revision = *header_revision.get_or_insert(head);
         if request.revision == 0 {

@@ -82,7 +82,9 @@ impl Lease for LeaseService {
             let context = Arc::clone(&context);
             async move { keep_alive(&context, request?.id).await }
         });
-        Ok(Response::new(Box::pin(ending_with_the_first_error(answers))))
+        Ok(Response::new(Box::pin(ending_with_the_first_error(
+            answers,
+        ))))
     }
 
     async fn lease_time_to_live(
@@ -90,7 +92,11 @@ impl Lease for LeaseService {
         request: Request<pb::LeaseTimeToLiveRequest>,
     ) -> Result<Response<pb::LeaseTimeToLiveResponse>, Status> {
         let request = request.into_inner();
-        self.0.raft.read_barrier().await.map_err(status::from_propose)?;
+        self.0
+            .raft
+            .read_barrier()
+            .await
+            .map_err(status::from_propose)?;
         let header = Some(self.0.headers.at(self.0.store.view().revision()));
         let response = match self.0.lessor.describe(request.id, request.keys) {
             Some(lease) => pb::LeaseTimeToLiveResponse {
@@ -117,7 +123,10 @@ impl Lease for LeaseService {
         let leases = self.0.lessor.ids();
         Ok(Response::new(pb::LeaseLeasesResponse {
             header: Some(self.0.headers.at(self.0.store.view().revision())),
-            leases: leases.into_iter().map(|id| pb::LeaseStatus { id }).collect(),
+            leases: leases
+                .into_iter()
+                .map(|id| pb::LeaseStatus { id })
+                .collect(),
         }))
     }
 }
@@ -125,7 +134,11 @@ impl Lease for LeaseService {
 /// Renews one lease. The header is taken before, so that its revision is not above that of a revocation that came first.
 async fn keep_alive(context: &Context, id: i64) -> Result<pb::LeaseKeepAliveResponse, Status> {
     let header = Some(context.headers.at(context.store.view().revision()));
-    context.raft.read_barrier().await.map_err(status::from_propose)?;
+    context
+        .raft
+        .read_barrier()
+        .await
+        .map_err(status::from_propose)?;
     let ttl = loop {
         let changed = context.lessor.changed();
         match context.lessor.renew(id) {

@@ -38,7 +38,11 @@ impl Maintenance for MaintenanceService {
         let request = request.into_inner();
         if request.action == AlarmAction::Get as i32 {
             // etcd sends it through the log; a barrier tells as much.
-            self.0.raft.read_barrier().await.map_err(status::from_propose)?;
+            self.0
+                .raft
+                .read_barrier()
+                .await
+                .map_err(status::from_propose)?;
             return Ok(Response::new(pb::AlarmResponse {
                 header: Some(self.0.headers.at(self.0.store.view().revision())),
                 alarms: self.0.alarms.get(request.alarm),
@@ -69,7 +73,13 @@ impl Maintenance for MaintenanceService {
         if raft.leader == 0 {
             errors.push(Error::NoLeader.text().to_owned());
         }
-        errors.extend(context.alarms.get(pb::AlarmType::None as i32).iter().map(alarm_text));
+        errors.extend(
+            context
+                .alarms
+                .get(pb::AlarmType::None as i32)
+                .iter()
+                .map(alarm_text),
+        );
         Ok(Response::new(pb::StatusResponse {
             header: Some(context.headers.at(context.store.view().revision())),
             version: API_VERSION.to_owned(),
@@ -237,7 +247,10 @@ fn send_snapshot(store: &Store, pieces: &mpsc::Sender<Piece>) -> Result<(), Stor
             return Ok(());
         }
     }
-    tracing::info!(total_bytes = total, "successfully sent database snapshot to client");
+    tracing::info!(
+        total_bytes = total,
+        "successfully sent database snapshot to client"
+    );
     Ok(())
 }
 

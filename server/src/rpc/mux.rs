@@ -21,6 +21,7 @@ use tonic::body::Body;
 use tonic_health::pb::health_server::HealthServer;
 use tower::Service;
 
+use super::Context;
 use super::auth::AuthService;
 use super::cluster::ClusterService;
 use super::kv::KvService;
@@ -28,7 +29,6 @@ use super::lease::LeaseService;
 use super::limit::LimitedBody;
 use super::maintenance::MaintenanceService;
 use super::watch::WatchService;
-use super::Context;
 use crate::health::Http;
 use crate::metrics;
 use crate::raft::node::RaftStatus;

@@ -40,7 +40,11 @@ async fn the_compacted_revision_itself_is_still_readable() {
         assert_eq!(answer.kvs[0].value.as_ref(), b"2", "{round}");
         refused(kv.range(at(head + 5)).await, Code::OutOfRange, FUTURE);
         refused(kv.compact(compact(4)).await, Code::OutOfRange, COMPACTED);
-        refused(kv.compact(compact(head + 5)).await, Code::OutOfRange, FUTURE);
+        refused(
+            kv.compact(compact(head + 5)).await,
+            Code::OutOfRange,
+            FUTURE,
+        );
         if round == "running" {
             server.restart();
             kv = server.kv().await;
@@ -67,7 +71,11 @@ async fn the_head_is_readable_after_its_delete_was_compacted() {
             kv = server.kv().await;
         }
         let answer = kv.range(get("hd/1")).await.unwrap().into_inner();
-        assert_eq!((answer.count, answer.header.unwrap().revision), (0, 3), "restart: {restart}");
+        assert_eq!(
+            (answer.count, answer.header.unwrap().revision),
+            (0, 3),
+            "restart: {restart}"
+        );
     }
 }
 
@@ -88,10 +96,8 @@ async fn the_event_at_the_compacted_revision_comes_without_what_it_replaced() {
             ..Default::default()
         })),
     };
-    let requests = tokio_stream::StreamExt::chain(
-        tokio_stream::once(create),
-        futures::stream::pending(),
-    );
+    let requests =
+        tokio_stream::StreamExt::chain(tokio_stream::once(create), futures::stream::pending());
     let mut watch = WatchClient::new(server.channel().await);
     let mut answers = watch.watch(requests).await.unwrap().into_inner();
     let mut events = Vec::new();

@@ -121,7 +121,12 @@ fn spawn(data_dir: &Path, port: u16, args: &[String]) -> Child {
     let mut child = ballast()
         .args(["--name", "one", "--data-dir"])
         .arg(data_dir)
-        .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
+        .args([
+            "--listen-client-urls",
+            &url,
+            "--advertise-client-urls",
+            &url,
+        ])
         .args(args)
         .stderr(Stdio::piped())
         .spawn()

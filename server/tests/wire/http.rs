@@ -22,7 +22,11 @@ async fn health_and_version_read_as_etcds() {
     let server = Server::start();
     for (path, status, body) in [
         ("/health", 200, r#"{"health":"true","reason":""}"#),
-        ("/health?serializable=true", 200, r#"{"health":"true","reason":""}"#),
+        (
+            "/health?serializable=true",
+            200,
+            r#"{"health":"true","reason":""}"#,
+        ),
         ("/livez", 200, "ok\n"),
         ("/readyz", 200, "ok\n"),
         ("/livez?verbose", 200, "[+]serializable_read ok\nok\n"),
@@ -34,7 +38,10 @@ async fn health_and_version_read_as_etcds() {
         assert_eq!((answer.0, answer.1.as_str()), (status, body), "{path}");
     }
     let (_, readyz) = http_get(&server, "/readyz?verbose&exclude=non_learner").await;
-    assert!(readyz.contains("[+]linearizable_read ok") && !readyz.contains("non_learner"), "{readyz}");
+    assert!(
+        readyz.contains("[+]linearizable_read ok") && !readyz.contains("non_learner"),
+        "{readyz}"
+    );
     let (_, version) = http_get(&server, "/version").await;
     let version: serde_json::Value = serde_json::from_str(&version).unwrap();
     assert_eq!(version["etcdserver"], "3.7.3");
@@ -59,6 +66,9 @@ async fn metrics_count_what_was_done() {
         r#"grpc_server_started_total{grpc_method="Put",grpc_service="etcdserverpb.KV"} 3"#,
         r#"etcd_server_version{server_version="3.7.3"} 1"#,
     ] {
-        assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
+        assert!(
+            text.lines().any(|found| found == line),
+            "no {line} in\n{text}"
+        );
     }
 }

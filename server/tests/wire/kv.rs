@@ -9,7 +9,13 @@ use crate::harness::{Server, get, keys, prefix, put, refused};
 async fn what_is_put_is_read_with_etcds_numbers() {
     let server = Server::start();
     let mut kv = server.kv().await;
-    let header = kv.put(put("a", "1")).await.unwrap().into_inner().header.unwrap();
+    let header = kv
+        .put(put("a", "1"))
+        .await
+        .unwrap()
+        .into_inner()
+        .header
+        .unwrap();
     assert_eq!(header.revision, 2);
     assert!(header.raft_term > 0 && header.cluster_id != 0 && header.member_id != 0);
     kv.put(put("a", "2")).await.unwrap();
@@ -17,7 +23,12 @@ async fn what_is_put_is_read_with_etcds_numbers() {
     let record = &answer.kvs[0];
     assert_eq!(answer.header.unwrap().revision, 3);
     assert_eq!(
-        (record.create_revision, record.mod_revision, record.version, record.value.as_ref()),
+        (
+            record.create_revision,
+            record.mod_revision,
+            record.version,
+            record.value.as_ref()
+        ),
         (2, 3, 2, b"2".as_ref())
     );
     let old = pb::RangeRequest {
@@ -94,8 +105,16 @@ async fn the_edges_of_the_key_space_are_ranges_too() {
         ..Default::default()
     };
     let empty = "etcdserver: key is not provided";
-    refused(kv.range(range(b"", b"")).await, Code::InvalidArgument, empty);
-    refused(kv.range(range(b"", b"\0")).await, Code::InvalidArgument, empty);
+    refused(
+        kv.range(range(b"", b"")).await,
+        Code::InvalidArgument,
+        empty,
+    );
+    refused(
+        kv.range(range(b"", b"\0")).await,
+        Code::InvalidArgument,
+        empty,
+    );
     for (key, end, expected) in [
         (&b"\0"[..], &b"\0"[..], 5),
         (b"p\xff", b"q", 2),
@@ -133,7 +152,8 @@ async fn too_large_has_two_answers_and_the_channel_lives_on() {
     assert_eq!(status.code(), Code::ResourceExhausted);
     let text = status.message();
     assert!(
-        text.starts_with("grpc: received message larger than max (25000") && text.ends_with(" vs. 2097152)"),
+        text.starts_with("grpc: received message larger than max (25000")
+            && text.ends_with(" vs. 2097152)"),
         "{text}"
     );
     let answer = kv.range(get("a")).await.unwrap().into_inner();
@@ -164,7 +184,10 @@ async fn what_ignore_keeps_must_exist() {
         .into_inner();
     assert_eq!(answer.prev_kv.unwrap().mod_revision, 2);
     let answer = kv.range(get("k")).await.unwrap().into_inner();
-    assert_eq!((answer.kvs[0].value.as_ref(), answer.kvs[0].version), (b"kept".as_ref(), 2));
+    assert_eq!(
+        (answer.kvs[0].value.as_ref(), answer.kvs[0].version),
+        (b"kept".as_ref(), 2)
+    );
     let both = pb::PutRequest {
         ignore_value: true,
         ..put("k", "v")
@@ -202,7 +225,10 @@ async fn a_streamed_range_is_the_range_in_parts() {
         let mut found = pb::RangeResponse::default();
         while let Some(part) = parts.message().await.unwrap() {
             let part = part.range_response.unwrap();
-            assert!(found.header.is_none(), "the header stands in the last part alone");
+            assert!(
+                found.header.is_none(),
+                "the header stands in the last part alone"
+            );
             found.header = part.header;
             found.more = part.more;
             found.count = part.count;

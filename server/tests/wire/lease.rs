@@ -17,7 +17,11 @@ async fn odd_times_and_unknown_leases_have_etcds_answers() {
     let server = Server::start();
     let mut leases = server.leases().await;
     for ttl in [1, 0, -5] {
-        let answer = leases.lease_grant(grant(ttl, 0)).await.unwrap().into_inner();
+        let answer = leases
+            .lease_grant(grant(ttl, 0))
+            .await
+            .unwrap()
+            .into_inner();
         assert_eq!(answer.ttl, 2, "asked for {ttl}");
         assert!(answer.id > 0);
     }
@@ -57,7 +61,9 @@ async fn odd_times_and_unknown_leases_have_etcds_answers() {
         .into_inner();
     assert_eq!((told.id, told.ttl), (777, -1));
     refused(
-        leases.lease_revoke(pb::LeaseRevokeRequest { id: 777 }).await,
+        leases
+            .lease_revoke(pb::LeaseRevokeRequest { id: 777 })
+            .await,
         Code::NotFound,
         "etcdserver: requested lease not found",
     );
@@ -98,16 +104,34 @@ async fn a_restart_knows_which_lease_owns_a_key() {
         .unwrap()
         .into_inner();
     assert_eq!(told.keys, ["la/z"]);
-    assert!(told.granted_ttl == 600 && told.ttl <= 600 && told.ttl > 500, "{told:?}");
-    let before = kv.range(get("la/x")).await.unwrap().into_inner().header.unwrap().revision;
+    assert!(
+        told.granted_ttl == 600 && told.ttl <= 600 && told.ttl > 500,
+        "{told:?}"
+    );
+    let before = kv
+        .range(get("la/x"))
+        .await
+        .unwrap()
+        .into_inner()
+        .header
+        .unwrap()
+        .revision;
     for (lease, left) in [(1, vec!["la/x", "la/y"]), (2, vec!["la/x"])] {
         let answer = leases
             .lease_revoke(pb::LeaseRevokeRequest { id: lease })
             .await
             .unwrap()
             .into_inner();
-        assert_eq!(answer.header.unwrap().revision, before + lease, "each revocation is one revision");
-        let answer = kv.range(crate::harness::prefix("la/")).await.unwrap().into_inner();
+        assert_eq!(
+            answer.header.unwrap().revision,
+            before + lease,
+            "each revocation is one revision"
+        );
+        let answer = kv
+            .range(crate::harness::prefix("la/"))
+            .await
+            .unwrap()
+            .into_inner();
         assert_eq!(crate::harness::keys(&answer), left, "after lease {lease}");
     }
 }
@@ -151,7 +175,11 @@ async fn an_expired_lease_takes_its_keys_and_a_kept_one_does_not() {
     .await;
     let answer = kv.range(get("kept")).await.unwrap().into_inner();
     assert_eq!(answer.count, 1);
-    let left = leases.lease_leases(pb::LeaseLeasesRequest {}).await.unwrap().into_inner();
+    let left = leases
+        .lease_leases(pb::LeaseLeasesRequest {})
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(left.leases, [pb::LeaseStatus { id: 2 }]);
     assert!(!keeping.is_finished(), "{:?}", keeping.await);
     keeping.abort();

@@ -11,16 +11,31 @@ async fn status_has_every_field() {
     let server = Server::start();
     let mut kv = server.kv().await;
     kv.put(put("a", "v")).await.unwrap();
-    let told = server.maintenance().await.status(pb::StatusRequest {}).await.unwrap().into_inner();
+    let told = server
+        .maintenance()
+        .await
+        .status(pb::StatusRequest {})
+        .await
+        .unwrap()
+        .into_inner();
     let header = told.header.unwrap();
     assert_eq!(told.version, "3.7.3");
     assert_eq!(told.storage_version, "3.7.0");
     assert_eq!(told.leader, header.member_id);
     assert_eq!(header.revision, 2);
-    assert!(told.db_size > 0 && told.db_size_in_use > 0 && told.db_size_in_use <= told.db_size, "{told:?}");
-    assert!(told.raft_index > 0 && told.raft_applied_index > 0 && told.raft_term > 0, "{told:?}");
+    assert!(
+        told.db_size > 0 && told.db_size_in_use > 0 && told.db_size_in_use <= told.db_size,
+        "{told:?}"
+    );
+    assert!(
+        told.raft_index > 0 && told.raft_applied_index > 0 && told.raft_term > 0,
+        "{told:?}"
+    );
     assert_eq!(told.db_size_quota, 2 * 1024 * 1024 * 1024);
-    assert!(!told.is_learner && told.errors.is_empty() && told.downgrade_info.is_some(), "{told:?}");
+    assert!(
+        !told.is_learner && told.errors.is_empty() && told.downgrade_info.is_some(),
+        "{told:?}"
+    );
 }
 
 #[tokio::test]
@@ -48,7 +63,9 @@ async fn equal_histories_have_equal_hashes_across_a_restart() {
     let mut server = Server::start();
     let mut kv = server.kv().await;
     for i in 0..20 {
-        kv.put(put(format!("h/{}", i % 5), i.to_string())).await.unwrap();
+        kv.put(put(format!("h/{}", i % 5), i.to_string()))
+            .await
+            .unwrap();
     }
     kv.compact(pb::CompactionRequest {
         revision: 10,
@@ -57,7 +74,13 @@ async fn equal_histories_have_equal_hashes_across_a_restart() {
     .await
     .unwrap();
     let hash = |revision| pb::HashKvRequest { revision };
-    let first = server.maintenance().await.hash_kv(hash(0)).await.unwrap().into_inner();
+    let first = server
+        .maintenance()
+        .await
+        .hash_kv(hash(0))
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!((first.compact_revision, first.hash_revision), (10, 21));
     refused(
         server.maintenance().await.hash_kv(hash(9)).await,
@@ -70,7 +93,13 @@ async fn equal_histories_have_equal_hashes_across_a_restart() {
         "etcdserver: mvcc: required revision is a future revision",
     );
     server.restart();
-    let second = server.maintenance().await.hash_kv(hash(21)).await.unwrap().into_inner();
+    let second = server
+        .maintenance()
+        .await
+        .hash_kv(hash(21))
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(first.hash, second.hash);
 }
 
@@ -78,7 +107,11 @@ async fn equal_histories_have_equal_hashes_across_a_restart() {
 async fn a_store_without_users_says_so() {
     let server = Server::start();
     let mut auth = AuthClient::new(server.channel().await);
-    let told = auth.auth_status(pb::AuthStatusRequest {}).await.unwrap().into_inner();
+    let told = auth
+        .auth_status(pb::AuthStatusRequest {})
+        .await
+        .unwrap()
+        .into_inner();
     assert!(!told.enabled);
     refused(
         auth.authenticate(pb::AuthenticateRequest::default()).await,
@@ -87,7 +120,9 @@ async fn a_store_without_users_says_so() {
     );
     let mut maintenance = server.maintenance().await;
     refused(
-        maintenance.move_leader(pb::MoveLeaderRequest { target_id: 5 }).await,
+        maintenance
+            .move_leader(pb::MoveLeaderRequest { target_id: 5 })
+            .await,
         Code::FailedPrecondition,
         "etcdserver: bad leader transferee",
     );

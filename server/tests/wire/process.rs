@@ -17,11 +17,19 @@ fn stderr(output: &Output) -> String {
 
 #[test]
 fn bad_flags_end_with_two_and_are_named() {
-    for args in [&["--nmae", "x"][..], &["--max-txn-ops=many"], &["--cert-file=/c"]] {
+    for args in [
+        &["--nmae", "x"][..],
+        &["--max-txn-ops=many"],
+        &["--cert-file=/c"],
+    ] {
         let output = run(args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         let flag = args[0].trim_start_matches('-').split('=').next().unwrap();
-        assert!(stderr(&output).contains(flag), "{args:?}: {}", stderr(&output));
+        assert!(
+            stderr(&output).contains(flag),
+            "{args:?}: {}",
+            stderr(&output)
+        );
     }
     let output = run(&["--heartbeat-interval=0"]);
     assert_eq!(output.status.code(), Some(1));
@@ -43,11 +51,24 @@ fn a_directory_in_use_or_of_etcd_is_refused_with_a_sentence() {
     let url = format!("http://127.0.0.1:{}", free_port());
     let start = |dir: &std::path::Path| {
         let dir = dir.to_str().unwrap();
-        run(&["--name", "one", "--data-dir", dir, "--listen-client-urls", &url, "--advertise-client-urls", &url])
+        run(&[
+            "--name",
+            "one",
+            "--data-dir",
+            dir,
+            "--listen-client-urls",
+            &url,
+            "--advertise-client-urls",
+            &url,
+        ])
     };
     let output = start(&server.data_dir());
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("is in use by another process"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("is in use by another process"),
+        "{}",
+        stderr(&output)
+    );
     let etcd = tempfile::tempdir().unwrap();
     fs::create_dir_all(etcd.path().join("member/snap")).unwrap();
     // bbolt's first page begins so.
@@ -56,13 +77,20 @@ fn a_directory_in_use_or_of_etcd_is_refused_with_a_sentence() {
     fs::write(etcd.path().join("member/snap/db"), page).unwrap();
     let output = start(etcd.path());
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("ballast snapshot restore"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("ballast snapshot restore"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 #[test]
 fn a_signal_ends_it_as_that_signal_and_the_data_is_private() {
     let mut server = Server::start();
-    let mode = fs::metadata(server.data_dir()).unwrap().permissions().mode();
+    let mode = fs::metadata(server.data_dir())
+        .unwrap()
+        .permissions()
+        .mode();
     assert_eq!(mode & 0o777, 0o700);
     let status = server.stop();
     assert_eq!(status.signal(), Some(15), "{status:?}");

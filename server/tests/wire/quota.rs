@@ -25,11 +25,17 @@ async fn a_full_store_reads_deletes_and_compacts_until_disarmed() {
         }
         assert!(written < 1000, "the quota never held");
     };
-    assert_eq!((refusal.code(), refusal.message()), (Code::ResourceExhausted, NO_SPACE));
+    assert_eq!(
+        (refusal.code(), refusal.message()),
+        (Code::ResourceExhausted, NO_SPACE)
+    );
     assert!(written > 20, "refused after {written} puts");
 
     let (status, body) = http_get(&server, "/health").await;
-    assert_eq!((status, body.trim()), (503, r#"{"health":"false","reason":"ALARM NOSPACE"}"#));
+    assert_eq!(
+        (status, body.trim()),
+        (503, r#"{"health":"false","reason":"ALARM NOSPACE"}"#)
+    );
     let (status, _) = http_get(&server, "/health?exclude=NOSPACE").await;
     assert_eq!(status, 200);
 
@@ -45,37 +51,68 @@ async fn a_full_store_reads_deletes_and_compacts_until_disarmed() {
         }],
         ..Default::default()
     };
-    kv.txn(txn(Request::RequestDeleteRange(delete))).await.unwrap();
-    refused(kv.put(put("a", "v")).await, Code::ResourceExhausted, NO_SPACE);
+    kv.txn(txn(Request::RequestDeleteRange(delete)))
+        .await
+        .unwrap();
+    refused(
+        kv.put(put("a", "v")).await,
+        Code::ResourceExhausted,
+        NO_SPACE,
+    );
     refused(
         kv.txn(txn(Request::RequestPut(put("a", "v")))).await,
         Code::ResourceExhausted,
         NO_SPACE,
     );
     refused(
-        leases.lease_grant(pb::LeaseGrantRequest { ttl: 10, id: 0 }).await,
+        leases
+            .lease_grant(pb::LeaseGrantRequest { ttl: 10, id: 0 })
+            .await,
         Code::ResourceExhausted,
         NO_SPACE,
     );
-    let head = kv.range(get("a")).await.unwrap().into_inner().header.unwrap().revision;
+    let head = kv
+        .range(get("a"))
+        .await
+        .unwrap()
+        .into_inner()
+        .header
+        .unwrap()
+        .revision;
     kv.compact(pb::CompactionRequest {
         revision: head,
         physical: true,
     })
     .await
     .unwrap();
-    maintenance.defragment(pb::DefragmentRequest {}).await.unwrap();
-    let told = maintenance.status(pb::StatusRequest {}).await.unwrap().into_inner();
+    maintenance
+        .defragment(pb::DefragmentRequest {})
+        .await
+        .unwrap();
+    let told = maintenance
+        .status(pb::StatusRequest {})
+        .await
+        .unwrap()
+        .into_inner();
     assert!(told.db_size < 16_777_216, "{told:?}");
     assert_eq!(told.errors.len(), 1, "{told:?}");
-    refused(kv.put(put("a", "v")).await, Code::ResourceExhausted, NO_SPACE);
+    refused(
+        kv.put(put("a", "v")).await,
+        Code::ResourceExhausted,
+        NO_SPACE,
+    );
 
     let alarm = |action| pb::AlarmRequest {
         action,
         member_id: 0,
         alarm: 0,
     };
-    let raised = maintenance.alarm(alarm(0)).await.unwrap().into_inner().alarms;
+    let raised = maintenance
+        .alarm(alarm(0))
+        .await
+        .unwrap()
+        .into_inner()
+        .alarms;
     assert_eq!(raised.len(), 1);
     let disarmed = maintenance
         .alarm(pb::AlarmRequest {
@@ -89,5 +126,8 @@ async fn a_full_store_reads_deletes_and_compacts_until_disarmed() {
     assert_eq!(disarmed.alarms, raised);
     kv.put(put("a", "v")).await.unwrap();
     let (status, body) = http_get(&server, "/health").await;
-    assert_eq!((status, body.as_str()), (200, r#"{"health":"true","reason":""}"#));
+    assert_eq!(
+        (status, body.as_str()),
+        (200, r#"{"health":"true","reason":""}"#)
+    );
 }

@@ -38,12 +38,38 @@ async fn a_value_compare_on_a_missing_key_is_false() {
     let value = || TargetUnion::Value("x".into());
     for range_end in ["", "cmp0"] {
         for (compare, expected) in [
-            (compare(CompareTarget::Value, CompareResult::NotEqual, value()), false),
-            (compare(CompareTarget::Value, CompareResult::Equal, value()), false),
-            (compare(CompareTarget::Value, CompareResult::Less, value()), false),
-            (compare(CompareTarget::Value, CompareResult::Greater, value()), false),
-            (compare(CompareTarget::Version, CompareResult::Equal, TargetUnion::Version(0)), true),
-            (compare(CompareTarget::Lease, CompareResult::Greater, TargetUnion::Lease(0)), false),
+            (
+                compare(CompareTarget::Value, CompareResult::NotEqual, value()),
+                false,
+            ),
+            (
+                compare(CompareTarget::Value, CompareResult::Equal, value()),
+                false,
+            ),
+            (
+                compare(CompareTarget::Value, CompareResult::Less, value()),
+                false,
+            ),
+            (
+                compare(CompareTarget::Value, CompareResult::Greater, value()),
+                false,
+            ),
+            (
+                compare(
+                    CompareTarget::Version,
+                    CompareResult::Equal,
+                    TargetUnion::Version(0),
+                ),
+                true,
+            ),
+            (
+                compare(
+                    CompareTarget::Lease,
+                    CompareResult::Greater,
+                    TargetUnion::Lease(0),
+                ),
+                false,
+            ),
         ] {
             let request = pb::TxnRequest {
                 compare: vec![pb::Compare {
@@ -110,7 +136,10 @@ async fn the_writes_of_a_txn_share_a_revision_and_its_reads_see_them() {
     let Some(Response::ResponseRange(read)) = &answer.responses[1].response else {
         panic!("{answer:?}");
     };
-    assert_eq!((read.kvs[0].value.as_ref(), read.kvs[0].mod_revision), (b"new".as_ref(), 3));
+    assert_eq!(
+        (read.kvs[0].value.as_ref(), read.kvs[0].mod_revision),
+        (b"new".as_ref(), 3)
+    );
     let Some(Response::ResponseTxn(nested)) = &answer.responses[2].response else {
         panic!("{answer:?}");
     };

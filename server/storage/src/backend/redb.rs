@@ -150,7 +150,9 @@ impl Engine for Redb {
             .metadata()
             .map_err(|e| StorageError::io("stat", &self.path, e))?;
         Ok(EngineSize {
-            allocated: (meta.blocks() * STAT_BLOCK_BYTES).saturating_sub(OWN_BYTES).max(PAGE_BYTES),
+            allocated: (meta.blocks() * STAT_BLOCK_BYTES)
+                .saturating_sub(OWN_BYTES)
+                .max(PAGE_BYTES),
         })
     }
 }
