@@ -28,8 +28,8 @@ use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tonic::transport::Channel;
 
-const BUDGET: Duration = Duration::from_secs(600);
-const MINUTE: Duration = Duration::from_secs(60);
+const BUDGET: Duration = Duration::from_mins(10);
+const MINUTE: Duration = Duration::from_mins(1);
 const BUMP: i64 = 1_000_000_000;
 
 const STORE: &str = r#"

@@ -433,12 +433,11 @@ impl Wal {
     pub fn on_failure(&self, call: Box<dyn FnOnce(Arc<StorageError>) + Send>) {
         let failed = {
             let mut state = self.shared.state.lock();
-            match &state.failed {
-                Some(error) => Arc::clone(error),
-                None => {
-                    state.on_failure = Some(call);
-                    return;
-                }
+            if let Some(error) = &state.failed {
+                Arc::clone(error)
+            } else {
+                state.on_failure = Some(call);
+                return;
             }
         };
         call(failed);

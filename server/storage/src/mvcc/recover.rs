@@ -261,23 +261,18 @@ fn read_records(
     let mut next = vec![Table::Key.prefix()];
     loop {
         let chunk = engine.scan(&next, &[Table::Key.prefix() + 1], SCAN_CHUNK_BYTES);
-        match &chunk {
-            Ok(pairs) => {
-                let Some((last, _)) = pairs.last() else {
-                    return;
-                };
-                next.clear();
-                next.extend_from_slice(last);
-                next.push(0);
-                if send.send(chunk).is_err() {
-                    return;
-                }
-            }
-            Err(_) => {
-                // The receiver ends at an error; if it is gone, it has one already.
-                let _ = send.send(chunk);
+        let failed = chunk.is_err();
+        if let Ok(pairs) = &chunk {
+            let Some((last, _)) = pairs.last() else {
                 return;
-            }
+            };
+            next.clear();
+            next.extend_from_slice(last);
+            next.push(0);
+        }
+        // The receiver ends at an error; if it is gone, it has one already.
+        if send.send(chunk).is_err() || failed {
+            return;
         }
     }
 }

@@ -164,17 +164,18 @@ proptest! {
     }
 }
 
+fn leaves(node: &Node<(u32, bool)>) -> usize {
+    match node {
+        Node::Leaf(_) => 1,
+        Node::Inner(inner) => inner.children.iter().map(|child| leaves(child)).sum(),
+    }
+}
+
 #[test]
 fn keys_in_order_fill_their_leaves() {
     let mut tree = Tree::default();
     for i in 0..100_000u32 {
         tree.upsert(format!("{i:08}").as_bytes(), |_| (i, true));
-    }
-    fn leaves(node: &Node<(u32, bool)>) -> usize {
-        match node {
-            Node::Leaf(_) => 1,
-            Node::Inner(inner) => inner.children.iter().map(|child| leaves(child)).sum(),
-        }
     }
     assert!(
         leaves(&tree.root) < 100_000 / 60,
