@@ -2,7 +2,7 @@
 //!
 //! etcd: server/etcdserver/api/v3rpc/key.go.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 
 use ballast_api::error::Error;
 use ballast_api::etcdserverpb as pb;
@@ -96,7 +96,7 @@ fn txn_ops(request: &pb::TxnRequest, ops_max: usize) -> Result<(), Error> {
 /// The keys that one list of operations writes.
 #[derive(Default)]
 struct Written {
-    puts: HashMap<Bytes, ()>,
+    puts: HashSet<Bytes>,
     /// Start and end as the request has them: an empty end is the key alone.
     deletes: Vec<(Bytes, Bytes)>,
 }
@@ -115,7 +115,7 @@ impl Written {
     }
 
     fn add_put(&mut self, key: &Bytes) -> Result<(), Error> {
-        if self.deletes(key) || self.puts.insert(key.clone(), ()).is_some() {
+        if self.deletes(key) || !self.puts.insert(key.clone()) {
             return Err(Error::DuplicateKey);
         }
         Ok(())
@@ -139,14 +139,14 @@ fn overlaps(ops: &[pb::RequestOp]) -> Result<Written, Error> {
         };
         let then = overlaps(&txn.success)?;
         let otherwise = overlaps(&txn.failure)?;
-        for key in then.puts.keys() {
+        for key in &then.puts {
             written.add_put(key)?;
         }
-        for key in otherwise.puts.keys() {
+        for key in &otherwise.puts {
             if written.deletes(key) {
                 return Err(Error::DuplicateKey);
             }
-            if written.puts.insert(key.clone(), ()).is_some() && !then.puts.contains_key(key) {
+            if !written.puts.insert(key.clone()) && !then.puts.contains(key) {
                 return Err(Error::DuplicateKey);
             }
         }

@@ -1,5 +1,7 @@
 //! A store through etcd's snapshot file and back.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
