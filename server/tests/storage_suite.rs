@@ -1,5 +1,7 @@
 //! The library's own suite for what it is built on: our log and state machine.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::fmt::Debug;
 use std::io;
 use std::ops::RangeBounds;

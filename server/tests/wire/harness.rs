@@ -19,31 +19,31 @@ const READY: &str = "ready to serve client requests";
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A server under test.
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
-    pub port: u16,
+    pub(crate) port: u16,
     dir: tempfile::TempDir,
     args: Vec<String>,
 }
 
 /// A port that was free a moment ago.
-pub fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     listener.local_addr().unwrap().port()
 }
 
-pub fn ballast() -> Command {
+pub(crate) fn ballast() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ballast"));
     command.env_clear();
     command
 }
 
 impl Server {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self::start_with(&[])
     }
 
-    pub fn start_with(args: &[&str]) -> Self {
+    pub(crate) fn start_with(args: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         let port = free_port();
@@ -56,34 +56,34 @@ impl Server {
         }
     }
 
-    pub fn data_dir(&self) -> PathBuf {
+    pub(crate) fn data_dir(&self) -> PathBuf {
         self.dir.path().join("data")
     }
 
     /// Ends it with SIGTERM and waits.
-    pub fn stop(&mut self) -> ExitStatus {
+    pub(crate) fn stop(&mut self) -> ExitStatus {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         self.child.wait().unwrap()
     }
 
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.stop();
         self.child = spawn(&self.data_dir(), self.port, &self.args);
     }
 
     /// As a crash would: no warning, no flush.
-    pub fn kill_and_restart(&mut self) {
+    pub(crate) fn kill_and_restart(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         self.child = spawn(&self.data_dir(), self.port, &self.args);
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    pub async fn channel(&self) -> Channel {
+    pub(crate) async fn channel(&self) -> Channel {
         Channel::from_shared(self.url())
             .unwrap()
             .connect()
@@ -91,19 +91,19 @@ impl Server {
             .unwrap()
     }
 
-    pub async fn kv(&self) -> KvClient<Channel> {
+    pub(crate) async fn kv(&self) -> KvClient<Channel> {
         KvClient::new(self.channel().await)
     }
 
-    pub async fn leases(&self) -> LeaseClient<Channel> {
+    pub(crate) async fn leases(&self) -> LeaseClient<Channel> {
         LeaseClient::new(self.channel().await)
     }
 
-    pub async fn maintenance(&self) -> MaintenanceClient<Channel> {
+    pub(crate) async fn maintenance(&self) -> MaintenanceClient<Channel> {
         MaintenanceClient::new(self.channel().await)
     }
 
-    pub async fn cluster(&self) -> ClusterClient<Channel> {
+    pub(crate) async fn cluster(&self) -> ClusterClient<Channel> {
         ClusterClient::new(self.channel().await)
     }
 }
@@ -147,19 +147,19 @@ fn spawn(data_dir: &Path, port: u16, args: &[String]) -> Child {
     match ready.recv_timeout(DEADLINE) {
         Ok(Ok(())) => child,
         Ok(Err(log)) => panic!("the server ended before it was ready:\n{log}"),
-        Err(_) => panic!("the server was not ready in time"),
+        Err(_elapsed) => panic!("the server was not ready in time"),
     }
 }
 
 /// Expects a refusal with exactly this code and text.
 #[track_caller]
-pub fn refused<T: std::fmt::Debug>(answer: Result<T, Status>, code: Code, text: &str) {
+pub(crate) fn refused<T: std::fmt::Debug>(answer: Result<T, Status>, code: Code, text: &str) {
     let status = answer.unwrap_err();
     assert_eq!((status.code(), status.message()), (code, text));
 }
 
 /// Asks again until the answer is Some, or the deadline passes.
-pub async fn eventually<T, F>(what: &str, mut ask: impl FnMut() -> F) -> T
+pub(crate) async fn eventually<T, F>(what: &str, mut ask: impl FnMut() -> F) -> T
 where
     F: Future<Output = Option<T>>,
 {
@@ -173,11 +173,11 @@ where
     };
     match tokio::time::timeout(DEADLINE, asking).await {
         Ok(answer) => answer,
-        Err(_) => panic!("never came true: {what}"),
+        Err(_elapsed) => panic!("never came true: {what}"),
     }
 }
 
-pub fn put(key: impl Into<bytes::Bytes>, value: impl Into<bytes::Bytes>) -> pb::PutRequest {
+pub(crate) fn put(key: impl Into<bytes::Bytes>, value: impl Into<bytes::Bytes>) -> pb::PutRequest {
     pb::PutRequest {
         key: key.into(),
         value: value.into(),
@@ -185,7 +185,7 @@ pub fn put(key: impl Into<bytes::Bytes>, value: impl Into<bytes::Bytes>) -> pb::
     }
 }
 
-pub fn get(key: &'static str) -> pb::RangeRequest {
+pub(crate) fn get(key: &'static str) -> pb::RangeRequest {
     pb::RangeRequest {
         key: key.into(),
         ..Default::default()
@@ -193,7 +193,7 @@ pub fn get(key: &'static str) -> pb::RangeRequest {
 }
 
 /// All keys that begin with `prefix`.
-pub fn prefix(prefix: &str) -> pb::RangeRequest {
+pub(crate) fn prefix(prefix: &str) -> pb::RangeRequest {
     let mut end = prefix.as_bytes().to_vec();
     *end.last_mut().unwrap() += 1;
     pb::RangeRequest {
@@ -203,7 +203,7 @@ pub fn prefix(prefix: &str) -> pb::RangeRequest {
     }
 }
 
-pub fn keys(response: &pb::RangeResponse) -> Vec<String> {
+pub(crate) fn keys(response: &pb::RangeResponse) -> Vec<String> {
     response
         .kvs
         .iter()

@@ -1,6 +1,8 @@
 //! The real binary asked over the wire by a plain gRPC client. Case numbers (P01...) are those of public bug reports, whose
 //! sources stand beside each test.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod compaction;
 mod harness;
 mod http;
