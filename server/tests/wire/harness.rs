@@ -144,11 +144,13 @@ fn spawn(data_dir: &Path, port: u16, args: &[String]) -> Child {
         }
         let _ = told.send(Err(before.join("\n")));
     });
-    match ready.recv_timeout(DEADLINE) {
-        Ok(Ok(())) => child,
-        Ok(Err(log)) => panic!("the server ended before it was ready:\n{log}"),
-        Err(_elapsed) => panic!("the server was not ready in time"),
+    let ready = ready
+        .recv_timeout(DEADLINE)
+        .expect("the server is ready in time");
+    if let Err(log) = ready {
+        panic!("the server ended before it was ready:\n{log}");
     }
+    child
 }
 
 /// Expects a refusal with exactly this code and text.
@@ -171,10 +173,8 @@ where
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    match tokio::time::timeout(DEADLINE, asking).await {
-        Ok(answer) => answer,
-        Err(_elapsed) => panic!("never came true: {what}"),
-    }
+    let answer = tokio::time::timeout(DEADLINE, asking).await;
+    answer.unwrap_or_else(|_| panic!("never came true: {what}"))
 }
 
 pub(crate) fn put(key: impl Into<bytes::Bytes>, value: impl Into<bytes::Bytes>) -> pb::PutRequest {

@@ -8,7 +8,7 @@ use hyper_util::rt::TokioExecutor;
 use crate::harness::{Server, put};
 
 /// Status and body.
-pub async fn http_get(server: &Server, path: &str) -> (u16, String) {
+pub(crate) async fn http_get(server: &Server, path: &str) -> (u16, String) {
     let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
     let uri = format!("{}{path}", server.url()).parse().unwrap();
     let answer = client.get(uri).await.unwrap();
