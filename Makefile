@@ -59,7 +59,7 @@ check: packages ## format, lints, unit and integration tests: minutes
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	./.ci/deny
 	./.ci/layers
-	cargo test --workspace --locked --quiet
+	cargo test --workspace --locked --no-fail-fast
 
 fix: ## what `check` would complain of, where a tool can mend it
 	cargo fmt --all

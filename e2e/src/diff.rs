@@ -306,7 +306,8 @@ fn inner_header(response: &mut ResponseOp) {
     };
 }
 
-/// Opens the watches and reads until a progress reply tells that all events up to the head are here.
+/// Reads each watch up to the head. A stream of which a watch was canceled may never tell its progress, on etcd: the others
+/// are then opened again without it.
 async fn watch(client: &Client, requests: Vec<WatchCreateRequest>) -> Result<Answer> {
     let head = client
         .kv
@@ -319,8 +320,36 @@ async fn watch(client: &Client, requests: Vec<WatchCreateRequest>) -> Result<Ans
         .into_inner()
         .header
         .map_or(0, |header| header.revision);
-    let count = requests.len();
-    let (sender, receiver) = tokio::sync::mpsc::channel(count + 1);
+    let mut texts = vec![String::new(); requests.len()];
+    let mut left: Vec<(usize, WatchCreateRequest)> = requests.into_iter().enumerate().collect();
+    while !left.is_empty() {
+        let stream =
+            watch_stream(client, left.iter().map(|(_, create)| create.clone()), head).await?;
+        let canceled = stream.watches.iter().any(|watch| watch.canceled);
+        for ((at, _), watch) in left.iter().zip(&stream.watches) {
+            if watch.canceled || !canceled {
+                texts[*at].clone_from(&watch.text);
+            }
+        }
+        let mut told = stream.watches.iter();
+        left.retain(|_| canceled && told.next().is_some_and(|watch| !watch.canceled));
+    }
+    Ok(Answer {
+        text: texts.join("\n    "),
+        revision: head,
+        ok: true,
+    })
+}
+
+/// Opens the watches on one stream and reads until a progress reply tells that all events up to the head are here, or until the
+/// first cancellation.
+async fn watch_stream(
+    client: &Client,
+    requests: impl ExactSizeIterator<Item = WatchCreateRequest>,
+    head: i64,
+) -> Result<Watched> {
+    let mut seen = Watched::new(requests.len());
+    let (sender, receiver) = tokio::sync::mpsc::channel(requests.len() + 1);
     let request = |union| WatchRequest {
         request_union: Some(union),
     };
@@ -329,78 +358,76 @@ async fn watch(client: &Client, requests: Vec<WatchCreateRequest>) -> Result<Ans
             .send(request(RequestUnion::CreateRequest(create)))
             .await?;
     }
-    let mut stream = client
-        .watch
-        .clone()
-        .watch(ReceiverStream::new(receiver))
-        .await?
-        .into_inner();
-    let mut seen = Watched::new(count);
+    let channel = ReceiverStream::new(receiver);
+    let mut stream = client.watch.clone().watch(channel).await?.into_inner();
     let mut tick = tokio::time::interval(PROGRESS_PERIOD);
     while !seen.complete(head) {
         tokio::select! {
             response = stream.next() => match response {
-                Some(Ok(response)) => seen.take(&response)?,
-                Some(Err(status)) => return answer(Err::<Response<()>, _>(status), |()| 0),
+                Some(response) => seen.take(&response?)?,
                 None => bail!("the watch stream ended"),
             },
-            _ = tick.tick(), if seen.created == count => {
+            _ = tick.tick(), if seen.created.len() == seen.watches.len() => {
                 // A full queue holds a request already.
                 let _ = sender.try_send(request(RequestUnion::ProgressRequest(WatchProgressRequest {})));
             }
         }
     }
-    Ok(Answer {
-        text: seen.watches.join("\n    "),
-        revision: head,
-        ok: true,
-    })
+    Ok(seen)
+}
+
+/// What one watch has told.
+#[derive(Clone, Default)]
+struct One {
+    text: String,
+    canceled: bool,
 }
 
 /// What the watches of one stream have told.
 struct Watched {
-    created: usize,
-    canceled: usize,
-    /// One text per watch id, in order.
-    watches: Vec<String>,
+    /// In the order of the requests.
+    watches: Vec<One>,
+    /// The id of each watch that was answered so far; those that were refused have none.
+    created: Vec<Option<i64>>,
     progress: i64,
 }
 
 impl Watched {
     fn new(count: usize) -> Self {
         Self {
-            created: 0,
-            canceled: 0,
-            watches: vec![String::new(); count],
+            watches: vec![One::default(); count],
+            created: Vec::new(),
             progress: 0,
         }
     }
 
     fn take(&mut self, response: &WatchResponse) -> Result<()> {
         let revision = response.header.as_ref().map_or(0, |header| header.revision);
-        let Ok(id) = usize::try_from(response.watch_id) else {
-            if response.created {
-                // A watch that was refused has no id; order tells which one it is.
-                write!(
-                    self.watches[self.created],
-                    "refused: {}",
-                    response.cancel_reason
-                )?;
-                self.created += 1;
-                self.canceled += 1;
-            } else {
-                self.progress = self.progress.max(revision);
+        if response.created {
+            // Answers to requests come in their order.
+            let watch = self
+                .watches
+                .get_mut(self.created.len())
+                .context("more watches than were asked for")?;
+            self.created
+                .push((response.watch_id >= 0).then_some(response.watch_id));
+            write!(watch.text, "created at {revision};")?;
+            if response.canceled {
+                watch.canceled = true;
+                write!(watch.text, " refused: {}", response.cancel_reason)?;
             }
             return Ok(());
-        };
-        let text = self
-            .watches
-            .get_mut(id)
-            .with_context(|| format!("no watch has the id {id}"))?;
-        if response.created {
-            self.created += 1;
-            write!(text, "created at {revision};")?;
         }
+        if response.watch_id < 0 {
+            self.progress = self.progress.max(revision);
+            return Ok(());
+        }
+        let at = self
+            .created
+            .iter()
+            .position(|&id| id == Some(response.watch_id))
+            .with_context(|| format!("no watch has the id {}", response.watch_id))?;
+        let watch = &mut self.watches[at];
         for event in &response.events {
             if event
                 .kv
@@ -409,21 +436,18 @@ impl Watched {
             {
                 bail!("an event is newer than the header of its response: {response:?}");
             }
-            write!(text, " {event:?}")?;
+            write!(watch.text, " {event:?}")?;
         }
         if response.canceled {
-            self.canceled += 1;
-            write!(
-                text,
-                " canceled, compacted at {}: {}",
-                response.compact_revision, response.cancel_reason
-            )?;
+            watch.canceled = true;
+            let (at, why) = (response.compact_revision, &response.cancel_reason);
+            write!(watch.text, " canceled, compacted at {at}: {why}")?;
         }
         Ok(())
     }
 
     fn complete(&self, head: i64) -> bool {
-        let count = self.watches.len();
-        self.created == count && (self.canceled == count || self.progress >= head)
+        let answered = self.created.len() == self.watches.len();
+        answered && (self.progress >= head || self.watches.iter().any(|watch| watch.canceled))
     }
 }
