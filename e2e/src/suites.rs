@@ -76,7 +76,7 @@ const fn own(
 
 const SUITES: &[Suite] = &[
     test("wire_etcdctl", Group::Wire, 180),
-    test("wire_snapshot", Group::Wire, 240),
+    test("wire_snapshot", Group::Wire, 420),
     test("diff_kv", Group::Wire, 240),
     test("fault_kill", Group::Wire, 300),
     test("fault_log_tail", Group::Wire, 240),
