@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 
+use crate::cluster::Cluster;
 use crate::progress::Progress;
 use crate::{tools, wait};
 
@@ -84,6 +85,7 @@ const SUITES: &[Suite] = &[
     test("kube_objects", Group::Kube, 300),
     test("kube_compaction", Group::Kube, 400),
     test("kube_pods", Group::Kube, 400),
+    test("operator_storecluster", Group::Kube, 800),
     own("etcd-common", Group::Peers, 900, &["peers", "etcd-common"]),
     own(
         "k8s-storage",
@@ -226,6 +228,9 @@ fn run_one(suite: &Suite, root: &Path, tree: &str) -> Result<Outcome> {
             ));
             rustix::process::kill_process_group(group, rustix::process::Signal::KILL)?;
             child.wait()?;
+            if suite.group == Group::Kube {
+                remove_clusters();
+            }
             break false;
         }
         std::thread::sleep(Duration::from_millis(100));
@@ -236,6 +241,16 @@ fn run_one(suite: &Suite, root: &Path, tree: &str) -> Result<Outcome> {
         secs: begun.elapsed().as_secs(),
         tree: tree.to_owned(),
     })
+}
+
+/// A suite that was killed could not take its cluster down, and the next would share the machine
+/// with it.
+fn remove_clusters() {
+    for name in ["objects", "compaction", "pods", "operator"] {
+        if let Err(error) = Cluster::down_by_name(name) {
+            note(&format!("taking {name} down: {error:#}"));
+        }
+    }
 }
 
 fn report(outcomes: &[Outcome]) -> String {
