@@ -136,9 +136,15 @@ async fn a_member_killed_before_its_engine_was_written_gets_it_from_the_log() {
     // The log as it was when `b` was answered, with an engine from long before: a kill at the worst moment.
     member.put("b", "2").await.unwrap();
     std::fs::create_dir(copy.path().join("wal")).unwrap();
-    for file in std::fs::read_dir(dir.path().join("wal")).unwrap() {
-        let file = file.unwrap();
-        std::fs::copy(file.path(), copy.path().join("wal").join(file.file_name())).unwrap();
+    let mut files: Vec<_> = std::fs::read_dir(dir.path().join("wal"))
+        .unwrap()
+        .map(|file| file.unwrap().path())
+        .collect();
+    // A kill stops everything at once. A copy that takes its time must not take the proof of a sync later than what was synced.
+    files.sort_by_key(|path| path.extension().is_some_and(|ext| ext == "wal"));
+    for file in files {
+        let name = file.file_name().unwrap();
+        std::fs::copy(&file, copy.path().join("wal").join(name)).unwrap();
     }
     member.stop().await;
 
