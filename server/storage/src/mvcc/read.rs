@@ -8,7 +8,6 @@
 //!
 //! etcd: server/storage/mvcc/kvstore_txn.go and index.go.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ballast_api::mvccpb::KeyValue;
@@ -25,6 +24,9 @@ use crate::schema::Table;
 
 /// Bytes of one read of the engine in a scan: long enough to amortize it, short enough to pin no pages for long.
 const SCAN_CHUNK_BYTES: usize = 1 << 20;
+
+/// Looking up a changed key costs about as much as walking over this many.
+const CHANGES_WORTH_LOOKING_UP: i64 = 8;
 
 /// An immutable picture of the key space at one moment. Cheap to clone and hold briefly.
 #[derive(Clone, Debug)]
@@ -413,14 +415,19 @@ fn count_now(picture: &Picture, span: &Span<'_>) -> i64 {
 
 /// The count at `at` from the count now and the changes since, if they are remembered: the pages of a list pin the revision of the first one.
 fn count_back(picture: &Picture, recent: &Values, span: &Span<'_>, at: i64) -> Option<i64> {
+    let mut count = count_now(picture, span);
     let txns = recent.recent(at + 1, picture.revision)?;
-    let changed: BTreeSet<&[u8]> = txns
+    let mut changed: Vec<&[u8]> = txns
         .iter()
         .flat_map(|(_, events)| events.iter())
         .map(|event| &event.kv.key[..])
         .filter(|key| span.contains(key))
         .collect();
-    let mut count = count_now(picture, span);
+    if changed.len() as i64 > count / CHANGES_WORTH_LOOKING_UP {
+        return None;
+    }
+    changed.sort_unstable();
+    changed.dedup();
     for key in changed {
         if let Some(index) = picture.tree.get(key) {
             count += i64::from(index.at(at).is_some());
