@@ -193,6 +193,8 @@ impl Lessor {
         let mut leases = self.leases.lock();
         leases.leading = true;
         schedule_all(&mut leases, self.clock.now(), extend);
+        drop(leases);
+        self.changed.notify_waiters();
     }
 
     /// This node leads no more: nothing runs out here.

@@ -371,7 +371,7 @@ impl RaftNode {
         self.leads.load(Ordering::Acquire)
     }
 
-    /// Changes whenever leadership or term does. Its indexes are as of then; `status` has the newest.
+    /// Changes whenever the leader, the term or [`Self::is_leader`] does. Its indexes are as of then; `status` has the newest.
     pub fn changes(&self) -> watch::Receiver<RaftStatus> {
         self.changes.clone()
     }
@@ -427,7 +427,8 @@ impl RaftNode {
             let mut voters = membership.voter_ids();
             let alone = voters.next() == Some(self.member_id) && voters.next().is_none();
             drop(voters);
-            self.leads.store(leads, Ordering::Release);
+            // Who leads may be known before this member may act as the leader: both are news.
+            let led = self.leads.swap(leads, Ordering::AcqRel);
             self.leads_alone.store(leads && alone, Ordering::Release);
             let is_learner = membership.learner_ids().any(|id| id == self.member_id);
             let status = RaftStatus {
@@ -437,8 +438,9 @@ impl RaftNode {
                 ..self.status()
             };
             sender.send_if_modified(|held| {
-                let news = (held.leader, held.term, held.is_learner)
-                    != (status.leader, status.term, status.is_learner);
+                let news = led != leads
+                    || (held.leader, held.term, held.is_learner)
+                        != (status.leader, status.term, status.is_learner);
                 *held = status;
                 news
             });

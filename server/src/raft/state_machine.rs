@@ -122,6 +122,11 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
             };
             debug_assert_eq!(self.store.applied(), at, "apply moves the position");
             last = Some(at.index);
+            // Whoever is answered finds the index in the status; those who wait for one are woken once, below.
+            self.applied.send_if_modified(|applied| {
+                *applied = at.index;
+                false
+            });
             if let Some(responder) = responder {
                 responder.send(reply);
             }

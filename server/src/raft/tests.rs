@@ -100,6 +100,23 @@ impl Member {
     }
 }
 
+/// Who leads was told before the member might act as the leader, and then nothing more: leases never ran out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_begins_to_lead_says_so() {
+    for _ in 0..10 {
+        let dir = tempfile::tempdir().unwrap();
+        let member = start(dir.path()).await;
+        let mut changes = member.node.changes();
+        while !member.node.is_leader() {
+            tokio::time::timeout(Duration::from_secs(20), changes.changed())
+                .await
+                .expect("leading is news")
+                .unwrap();
+        }
+        member.stop().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_answered_is_read_now_and_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();

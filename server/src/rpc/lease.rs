@@ -147,6 +147,12 @@ async fn keep_alive(context: &Context, id: i64) -> Result<pb::LeaseKeepAliveResp
                 break ttl;
             }
             Renewal::Unknown => break 0,
+            // Just elected: the lessor is told in a moment.
+            Renewal::NotLeading if context.raft.is_leader() => {
+                if tokio::time::timeout(REVOKE_WAIT, changed).await.is_err() {
+                    return Err(Error::LeaderChanged.into());
+                }
+            }
             Renewal::NotLeading => return Err(Error::LeaderChanged.into()),
             Renewal::Expired => {
                 if tokio::time::timeout(REVOKE_WAIT, changed).await.is_err() {
