@@ -85,7 +85,7 @@ const SUITES: &[Suite] = &[
     test("kube_objects", Group::Kube, 300),
     test("kube_compaction", Group::Kube, 400),
     test("kube_pods", Group::Kube, 400),
-    test("operator_storecluster", Group::Kube, 800),
+    test("operator_storecluster", Group::Kube, 1_000),
     own("etcd-common", Group::Peers, 900, &["peers", "etcd-common"]),
     own(
         "k8s-storage",
