@@ -357,6 +357,9 @@ fn cut(segment: &Segment, offset: u64, segment_bytes: u64) -> Result<(), Storage
     segment.file.sync_all().map_err(io)
 }
 
+/// The term of an entry in a segment that was not read.
+const UNREAD_TERM: u64 = u64::MAX;
+
 /// The state that the records read so far amount to.
 struct Replay {
     entries: VecDeque<EntryRef>,
@@ -390,6 +393,10 @@ impl Replay {
                 if placed.offset != 0 || metadata != segment.metadata {
                     return Err("metadata where none belongs");
                 }
+                if self.last.term == UNREAD_TERM && metadata.previous.index == self.last.index {
+                    self.last = metadata.previous;
+                    self.purged = metadata.previous;
+                }
                 if metadata.previous != self.last {
                     return Err("the segment does not begin where the one before it ended");
                 }
@@ -414,6 +421,16 @@ impl Replay {
             Record::Vote(vote) => self.vote = Some(vote),
             Record::Committed(position) => self.committed = position,
             Record::Snapshot(position) => self.snapshot(position),
+            Record::Truncate { after } if after < self.purged.index => {
+                // Reading began behind what is cut here. It was written again, up to the marker at least: else reading had
+                // begun earlier.
+                self.entries.clear();
+                self.purged = LogPosition {
+                    index: after,
+                    term: UNREAD_TERM,
+                };
+                self.last = self.purged;
+            }
             Record::Truncate { after } => {
                 let keep = after.saturating_sub(self.purged.index) as usize;
                 self.entries.truncate(keep);

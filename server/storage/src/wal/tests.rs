@@ -598,6 +598,34 @@ fn without_space_for_the_next_segment_the_log_has_no_room_but_lives() {
     assert_eq!(last_index(&Wal::open(options).unwrap()), more + 10);
 }
 
+/// Reading begins at the newest segment in front of the marker; what it holds may have been cut off and written again.
+#[test]
+fn a_suffix_cut_before_the_segment_read_first_is_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = WalOptions {
+        segment_bytes: 4096,
+        max_wals: 2,
+        ..options(dir.path())
+    };
+    let wal = Wal::open(small.clone()).unwrap();
+    append(&wal, 1..=12, 400);
+    wait(|done| wal.truncate_after(3, done)).unwrap();
+    append(&wal, 4..=60, 400);
+    for upto in [20, 40, 55] {
+        let at = LogPosition {
+            index: upto,
+            term: 1,
+        };
+        wait(|done| wal.purge(at, done)).unwrap();
+        let copy = killed_copy(dir.path());
+        let found = Wal::open(WalOptions {
+            dir: copy.path().to_owned(),
+            ..small.clone()
+        });
+        assert_eq!(last_index(&found.unwrap()), 60);
+    }
+}
+
 /// What the log should hold, kept the simple way.
 #[derive(Clone, Debug, Default)]
 struct Model {
