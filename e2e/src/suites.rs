@@ -16,7 +16,8 @@ use sha2::Digest as _;
 
 use crate::cluster::Cluster;
 use crate::progress::Progress;
-use crate::{tools, wait};
+use crate::up::say;
+use crate::{paths, tools, wait};
 
 /// Which part of the product a suite needs running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -125,7 +126,9 @@ struct Outcome {
 pub fn run(args: &Args) -> Result<()> {
     let root = root()?;
     let tree = tree_id(&root)?;
-    let record = crate_cache()?.join("suites.json");
+    let cache = paths::cache()?;
+    std::fs::create_dir_all(&cache).with_context(|| format!("make {}", cache.display()))?;
+    let record = cache.join("suites.json");
     let mut known: Vec<Outcome> = std::fs::read(&record)
         .ok()
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
@@ -142,7 +145,7 @@ pub fn run(args: &Args) -> Result<()> {
             .iter()
             .find(|o| o.suite == suite.name && o.tree == tree && o.passed);
         if let (true, Some(before)) = (args.full, before) {
-            note(&format!(
+            say(&format!(
                 "== {}: passed before on this tree, {} s",
                 suite.name, before.secs
             ));
@@ -163,12 +166,12 @@ pub fn run(args: &Args) -> Result<()> {
     }
     for outcome in &outcomes {
         let word = if outcome.passed { "passed" } else { "FAILED" };
-        note(&format!(
+        say(&format!(
             "{word} {:<24} {:>5} s",
             outcome.suite, outcome.secs
         ));
     }
-    note(&format!(
+    say(&format!(
         "suites: {} passed, {failed} failed",
         outcomes.len() - failed
     ));
@@ -182,7 +185,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn run_one(suite: &Suite, root: &Path, tree: &str) -> Result<Outcome> {
-    note(&format!(
+    say(&format!(
         "== {} (budget {} s)",
         suite.name, suite.budget_secs
     ));
@@ -222,7 +225,7 @@ fn run_one(suite: &Suite, root: &Path, tree: &str) -> Result<Outcome> {
             break status.success();
         }
         if wait::now() >= deadline {
-            note(&format!(
+            say(&format!(
                 "{}: over its budget of {} s",
                 suite.name, suite.budget_secs
             ));
@@ -248,7 +251,7 @@ fn run_one(suite: &Suite, root: &Path, tree: &str) -> Result<Outcome> {
 fn remove_clusters() {
     for name in ["objects", "compaction", "pods", "operator"] {
         if let Err(error) = Cluster::down_by_name(name) {
-            note(&format!("taking {name} down: {error:#}"));
+            say(&format!("taking {name} down: {error:#}"));
         }
     }
 }
@@ -304,19 +307,4 @@ fn root() -> Result<PathBuf> {
             bail!("run this inside a clone of the project");
         }
     }
-}
-
-fn crate_cache() -> Result<PathBuf> {
-    let folder = match std::env::var_os("BALLAST_CACHE") {
-        Some(folder) => PathBuf::from(folder),
-        None => PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?)
-            .join(".cache/ballast"),
-    };
-    std::fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
-    Ok(folder)
-}
-
-#[expect(clippy::print_stderr, reason = "a command line tool's progress")]
-fn note(line: &str) {
-    eprintln!("{line}");
 }
