@@ -14,7 +14,6 @@ export BALLAST_BIN ?= $(CARGO_TARGET_DIR)/release/ballast
 # The harness itself is not what is measured: the dev build, which `check` needs anyway, is quick to make and quick enough.
 E2E := $(CARGO_TARGET_DIR)/debug/ballast-e2e
 
-MEMBERS ?= 1
 ROUNDS ?= 3
 SEEDS ?= 5
 OPS ?= 500
