@@ -9,7 +9,7 @@ use ballast_e2e::control_plane::StoreKind;
 use ballast_e2e::progress::Progress;
 use ballast_e2e::up::{self, UpOptions};
 use ballast_e2e::{addons, forward, node_init, packages, paths, provisioner, suites, tools};
-use ballast_e2e::{bench, diff, peers};
+use ballast_e2e::{bench, diff, lossy, peers};
 use clap::{Parser, Subcommand};
 
 /// A real Kubernetes on a store under test, on one machine.
@@ -59,6 +59,9 @@ enum Command {
     Tools { modules: Vec<String> },
     /// Install the packages a node needs.
     Packages,
+    /// Mount a file system that forgets what was not synced.
+    #[command(hide = true)]
+    Lossy(lossy::Args),
     #[command(hide = true)]
     NodeInit { spec: PathBuf },
     #[command(hide = true)]
@@ -127,6 +130,7 @@ fn run(command: Command) -> Result<()> {
             tools::ensure(if named.is_empty() { &all } else { &named }, &progress)
         }
         Command::Packages => packages::ensure(&Progress::new()),
+        Command::Lossy(arguments) => lossy::run(&arguments),
         Command::NodeInit { spec } => node_init::run(&spec),
         Command::Provision { kubeconfig, folder } => {
             tracing_subscriber::fmt()

@@ -19,11 +19,21 @@ const PACKAGES: [&str; 8] = [
     "util-linux",
 ];
 
-/// Installs what is missing. Needs root; starts no service of theirs, since none is needed.
+/// Installs what is missing of a node's packages. Needs root; starts no service of theirs, since none is needed.
 pub fn ensure(progress: &Progress) -> Result<()> {
-    let installed = installed()?;
-    let missing: Vec<&str> = PACKAGES
-        .into_iter()
+    install(&PACKAGES, progress)
+}
+
+/// Installs what is missing of these, for a suite that needs more than a node does.
+pub fn ensure_named(packages: &[&str]) -> Result<()> {
+    install(packages, &Progress::new())
+}
+
+fn install(packages: &[&str], progress: &Progress) -> Result<()> {
+    let installed = installed(packages)?;
+    let missing: Vec<&str> = packages
+        .iter()
+        .copied()
         .filter(|package| !installed.contains(*package))
         .collect();
     if missing.is_empty() {
@@ -38,10 +48,10 @@ pub fn ensure(progress: &Progress) -> Result<()> {
 }
 
 /// Those of the packages that are there.
-fn installed() -> Result<BTreeSet<String>> {
+fn installed(packages: &[&str]) -> Result<BTreeSet<String>> {
     let output = Command::new("dpkg-query")
         .args(["-W", "-f=${db:Status-Status} ${Package}\\n"])
-        .args(PACKAGES)
+        .args(packages)
         .output()
         .context("dpkg-query: this harness runs on Debian 12")?;
     // It fails when it does not know one of them, and still tells of the others.

@@ -66,7 +66,9 @@ impl Program {
 pub struct StoreServer {
     program: Program,
     flags: Vec<String>,
+    environment: Vec<(String, String)>,
     folder: TempDir,
+    data_dir: PathBuf,
     client_port: u16,
     peer_port: u16,
     child: Option<Child>,
@@ -88,11 +90,23 @@ impl StoreServer {
         Ok(Self {
             program: program.clone(),
             flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
+            environment: Vec::new(),
+            data_dir: folder.path().join("data"),
             folder,
             client_port: free_port()?,
             peer_port: free_port()?,
             child: None,
         })
+    }
+
+    /// Elsewhere than in the server's own folder, from the next start on.
+    pub fn set_data_dir(&mut self, data_dir: PathBuf) {
+        self.data_dir = data_dir;
+    }
+
+    /// For the next start.
+    pub fn set_environment(&mut self, name: &str, value: &str) {
+        self.environment.push((name.to_owned(), value.to_owned()));
     }
 
     /// Starts the process on the data that is there and waits until it answers.
@@ -121,6 +135,7 @@ impl StoreServer {
             .arg(format!("--initial-advertise-peer-urls={peer}"))
             .arg(format!("--initial-cluster=default={peer}"))
             .args(&self.flags)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -187,7 +202,7 @@ impl StoreServer {
     }
 
     pub fn data_dir(&self) -> PathBuf {
-        self.folder.path().join("data")
+        self.data_dir.clone()
     }
 
     /// A folder that goes away with the server, for files a test makes.
@@ -213,6 +228,16 @@ impl StoreServer {
     /// The process, while it runs.
     pub fn pid(&self) -> Result<u32> {
         Ok(self.child.as_ref().context("the server does not run")?.id())
+    }
+
+    /// How the process ended by itself; None while it runs.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        let child = self.child.as_mut().context("the server does not run")?;
+        let ended = child.try_wait()?;
+        if ended.is_some() {
+            self.child = None;
+        }
+        Ok(ended)
     }
 
     /// Whether the process still runs by itself.

@@ -46,6 +46,8 @@ struct Suite {
 enum Run {
     /// `e2e/tests/<name>.rs`.
     Test,
+    /// The test of this name, with more rounds.
+    Long(&'static str),
     /// A subcommand of this binary.
     Own(&'static [&'static str]),
 }
@@ -57,6 +59,17 @@ const fn test(name: &'static str, group: Group, budget_secs: u64) -> Suite {
         budget_secs,
         full_only: false,
         run: Run::Test,
+    }
+}
+
+/// A suite of `make test` again, for as long as the issue asks.
+const fn long(name: &'static str, test: &'static str, budget_secs: u64) -> Suite {
+    Suite {
+        name,
+        group: Group::Wire,
+        budget_secs,
+        full_only: true,
+        run: Run::Long(test),
     }
 }
 
@@ -81,7 +94,15 @@ const SUITES: &[Suite] = &[
     test("wire_snapshot", Group::Wire, 420),
     test("diff_kv", Group::Wire, 240),
     test("fault_kill", Group::Wire, 300),
+    long("fault_kill_long", "fault_kill", 1_800),
+    test("fault_power_cut", Group::Wire, 300),
+    long("fault_power_cut_long", "fault_power_cut", 1_800),
     test("fault_log_tail", Group::Wire, 240),
+    test("fault_disk", Group::Wire, 400),
+    long("fault_disk_long", "fault_disk", 900),
+    test("fault_clock", Group::Wire, 240),
+    test("snapshot_hundred", Group::Wire, 240),
+    long("snapshot_hundred_long", "snapshot_hundred", 1_800),
     // Standing a cluster up takes half a minute when the machine is idle, and three when it is not.
     test("kube_objects", Group::Kube, 300),
     test("kube_compaction", Group::Kube, 400),
@@ -95,6 +116,17 @@ const SUITES: &[Suite] = &[
         &["peers", "k8s-storage"],
     ),
 ];
+
+const ROUNDS_VARIABLE: &str = "BALLAST_ROUNDS";
+
+/// How many rounds a suite does: the first number, or the second in `make test-full`.
+pub fn rounds(short: usize, long: usize) -> usize {
+    match std::env::var(ROUNDS_VARIABLE).as_deref() {
+        Ok("long") => long,
+        Ok(number) => number.parse().unwrap_or(short),
+        Err(_) => short,
+    }
+}
 
 /// What to run.
 #[derive(Debug, clap::Args)]
@@ -190,7 +222,7 @@ fn run_one(suite: &Suite, root: &Path, tree: &str) -> Result<Outcome> {
         suite.name, suite.budget_secs
     ));
     let mut command = match suite.run {
-        Run::Test => {
+        Run::Test | Run::Long(_) => {
             let mut command = Command::new("cargo");
             // The whole workspace, so that features resolve as in `make check` and nothing is compiled twice.
             command.args([
@@ -198,9 +230,15 @@ fn run_one(suite: &Suite, root: &Path, tree: &str) -> Result<Outcome> {
                 "--workspace",
                 "--locked",
                 "--test",
-                suite.name,
+                match suite.run {
+                    Run::Long(test) => test,
+                    _ => suite.name,
+                },
                 "--",
             ]);
+            if let Run::Long(_) = suite.run {
+                command.env(ROUNDS_VARIABLE, "long");
+            }
             command.args(["--nocapture", "--test-threads=1"]);
             command
         }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use ballast_e2e::kill_history::{Attempt, history, judge, write};
+use ballast_e2e::kill_history::{Attempt, Work, history, judge, write};
 use ballast_e2e::store_server::{Program, StoreServer};
 use ballast_e2e::up::say;
 
@@ -90,7 +90,9 @@ async fn write_and_kill(server: &mut StoreServer) -> Result<Vec<Attempt>> {
         let client = server.client()?;
         let stop = Arc::clone(&stop);
         writers.push(tokio::spawn(async move {
-            write(client, format!("w{writer}"), writer % 2 == 0, &stop).await
+            let work = [Work::Txns, Work::Puts][writer % 2];
+            let name = format!("w{writer}");
+            write(client, &name, &name, work, &stop).await
         }));
     }
     tokio::time::sleep(Duration::from_millis(500)).await;

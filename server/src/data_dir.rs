@@ -7,12 +7,11 @@
 //!
 //! Promises: a directory that is not ours is refused with a sentence that says what to do, and not touched.
 
-use std::fs::{self, DirBuilder, File};
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use ballast_storage::StorageError;
 use ballast_storage::wal::foreign;
+use ballast_storage::{StorageError, dirs};
 use rustix::fs::{FlockOperation, flock};
 
 /// Only the owner may read the store.
@@ -76,11 +75,8 @@ impl DataDir {
                 path: dir.to_owned(),
             });
         }
-        DirBuilder::new()
-            .recursive(true)
-            .mode(DIR_MODE)
-            .create(&member)
-            .map_err(io("make", &member))?;
+        dirs::make(dir, DIR_MODE)?;
+        dirs::make(&member, DIR_MODE)?;
         let path = member.join("lock");
         let lock = fs::OpenOptions::new()
             .create(true)

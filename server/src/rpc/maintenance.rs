@@ -14,7 +14,6 @@ use pb::alarm_request::AlarmAction;
 use pb::downgrade_request::DowngradeAction;
 use pb::maintenance_server::Maintenance;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::{Context, status};
@@ -160,10 +159,10 @@ impl Maintenance for MaintenanceService {
             if let Err(error) = send_snapshot(&store, &pieces) {
                 tracing::error!(error = %error, "failed to make a snapshot");
                 // Whoever waits must not take a part for the whole.
-                let _ = pieces.blocking_send(Err(Status::unknown(error.to_string())));
+                let _ = pieces.blocking_send(Some(Err(Status::unknown(error.to_string()))));
             }
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
+        Ok(Response::new(Box::pin(whole(stream))))
     }
 
     async fn move_leader(
@@ -224,8 +223,19 @@ impl Context {
 
 type Piece = Result<pb::SnapshotResponse, Status>;
 
+/// The pieces up to the None that ends them. Without it their maker went away, as at a stop of the member, and the client must hear so.
+fn whole(pieces: mpsc::Receiver<Option<Piece>>) -> impl Stream<Item = Piece> {
+    futures::stream::unfold(Some(pieces), |pieces| async {
+        let mut pieces = pieces?;
+        match pieces.recv().await {
+            Some(piece) => piece.map(|piece| (piece, Some(pieces))),
+            None => Some((Err(Error::Stopped.into()), None)),
+        }
+    })
+}
+
 /// Makes the file piece by piece, as fast as it is read. The last piece is the hash.
-fn send_snapshot(store: &Store, pieces: &mpsc::Sender<Piece>) -> Result<(), StorageError> {
+fn send_snapshot(store: &Store, pieces: &mpsc::Sender<Option<Piece>>) -> Result<(), StorageError> {
     let mut snapshot = store.snapshot()?;
     let total = snapshot.size();
     tracing::info!(
@@ -242,11 +252,13 @@ fn send_snapshot(store: &Store, pieces: &mpsc::Sender<Piece>) -> Result<(), Stor
             blob,
             version: CLUSTER_VERSION.to_owned(),
         };
-        if pieces.blocking_send(Ok(piece)).is_err() {
+        if pieces.blocking_send(Some(Ok(piece))).is_err() {
             tracing::info!("the client of a snapshot went away");
             return Ok(());
         }
     }
+    // A client that left has it all, or does not want it.
+    let _ = pieces.blocking_send(None);
     tracing::info!(
         total_bytes = total,
         "successfully sent database snapshot to client"
@@ -281,7 +293,27 @@ fn major_minor(version: &str) -> Option<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use futures::StreamExt as _;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_snapshot_whose_maker_goes_away_ends_with_an_error() {
+        for ended in [true, false] {
+            let (pieces, stream) = mpsc::channel(4);
+            pieces
+                .send(Some(Ok(pb::SnapshotResponse::default())))
+                .await
+                .unwrap();
+            if ended {
+                pieces.send(None).await.unwrap();
+            }
+            drop(pieces);
+            let heard: Vec<Piece> = whole(stream).collect().await;
+            let complete = heard.iter().all(Result::is_ok);
+            assert_eq!((heard.len(), complete), (if ended { 1 } else { 2 }, ended));
+        }
+    }
 
     #[test]
     fn downgrade_is_one_minor_version_down() {

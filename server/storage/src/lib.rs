@@ -15,6 +15,7 @@ pub mod backend;
 pub mod bolt;
 pub mod clock;
 pub mod committer;
+pub mod dirs;
 pub mod error;
 pub mod mvcc;
 pub mod schema;

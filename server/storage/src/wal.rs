@@ -22,7 +22,7 @@ mod writer;
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -216,7 +216,7 @@ impl Wal {
     /// Opens the log of a directory, or begins one at `options.start` when there is none.
     pub fn open(options: WalOptions) -> Result<Arc<Self>, StorageError> {
         foreign::check_wal_dir(&options.dir)?;
-        make_dir(&options.dir)?;
+        crate::dirs::make(&options.dir, 0o700)?;
         let lock = lock_dir(&options.dir)?;
         let (state, tail) = recover::open(&options)?;
         let shared = Arc::new(Shared {
@@ -482,18 +482,6 @@ fn read_entry(segment: &Segment, place: Place, index: u64) -> Result<WalEntry, S
         offset: place.offset,
         what: what.to_owned(),
     })
-}
-
-fn make_dir(dir: &Path) -> Result<(), StorageError> {
-    if dir.is_dir() {
-        return Ok(());
-    }
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .map_err(|error| StorageError::io("create", dir, error))?;
-    dir.parent().map_or(Ok(()), segment::sync_dir)
 }
 
 fn lock_dir(dir: &Path) -> Result<File, StorageError> {

@@ -6,7 +6,6 @@
 //! etcd: `restore` in server/storage/mvcc/kvstore.go.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
@@ -131,7 +130,7 @@ fn spawn(
 
 fn open_engine(options: &StoreOptions, kind: Kind) -> Result<(u64, Arc<dyn Engine>), StorageError> {
     let dir = &options.dir;
-    fs::create_dir_all(dir).map_err(|e| StorageError::io("create", dir, e))?;
+    crate::dirs::make(dir, 0o700)?;
     let id = match current::recover(dir, kind)? {
         current::Found::Database(id) => id,
         current::Found::Nothing => {

@@ -70,7 +70,7 @@ pub fn restore(
             });
         }
     }
-    std::fs::create_dir_all(dir).map_err(|source| StorageError::io("create", dir, source))?;
+    crate::dirs::make(dir, 0o700)?;
     let kind = Kind::default();
     if let current::Found::Database(_) = current::recover(dir, kind)? {
         return Err(StorageError::Refused {
