@@ -92,6 +92,7 @@ const fn own(
 const SUITES: &[Suite] = &[
     test("wire_etcdctl", Group::Wire, 180),
     test("wire_snapshot", Group::Wire, 420),
+    test("cases", Group::Wire, 240),
     test("diff_kv", Group::Wire, 240),
     test("fault_kill", Group::Wire, 300),
     long("fault_kill_long", "fault_kill", 1_800),

@@ -48,7 +48,7 @@ pub fn run(args: &[String]) -> ExitCode {
                 logging::start(
                     tracing_subscriber::filter::LevelFilter::INFO,
                     logging::LogFormat::Json,
-                    logging::LogOutput::Stderr,
+                    logging::Outputs::stderr(),
                 );
                 tracing::error!(error = %why, "failed to verify flags");
                 ExitCode::FAILURE
@@ -71,7 +71,14 @@ fn configure(args: &[String]) -> Result<Config, Stop> {
 
 /// Serves until a signal or a failure.
 fn serve(config: Config) -> ExitCode {
-    logging::start(config.log_level, config.log_format, config.log_output);
+    let outputs = match logging::Outputs::open(&config.log_outputs, config.log_rotation) {
+        Ok(outputs) => outputs,
+        Err(error) => {
+            complain(&format!("cannot open --log-outputs: {error}"));
+            return ExitCode::FAILURE;
+        }
+    };
+    logging::start(config.log_level, config.log_format, outputs);
     // The allocator asks for huge pages, which would cost an idle store twice its memory.
     if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
         tracing::debug!(error = %error, "cannot switch transparent huge pages off");

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::logging::{LogFormat, LogOutput};
+use crate::health::HttpAccess;
+use crate::logging::{LogFormat, Rotation, Target};
 use crate::rpc::mux::GRPC_OVERHEAD_BYTES;
 use crate::rpc::watch::WatchConfig;
 use urls::{Scheme, Url};
@@ -25,6 +26,10 @@ const QUOTA_BYTES_DEFAULT: u64 = 2 * 1024 * 1024 * 1024;
 /// Above it etcd warns.
 const QUOTA_BYTES_ADVISED_MAX: u64 = 8 * 1024 * 1024 * 1024;
 const ELECTION_MS_MAX: u64 = 50_000;
+/// Above it etcd warns.
+const REQUEST_BYTES_ADVISED_MAX: u64 = 10 * 1024 * 1024;
+/// What gRPC takes when `--grpc-keepalive-min-time` is 0.
+const KEEPALIVE_MIN_TIME_DEFAULT: Duration = Duration::from_mins(5);
 /// What a request may take beside two elections.
 const REQUEST_TIMEOUT_BASE: Duration = Duration::from_secs(5);
 
@@ -56,6 +61,8 @@ pub struct Config {
     pub initial_cluster: BTreeMap<String, Vec<Url>>,
     pub initial_cluster_token: String,
     pub initial_cluster_is_new: bool,
+    /// Begin anew with this member alone and the data it has.
+    pub force_new_cluster: bool,
 
     pub heartbeat: Duration,
     pub election: Duration,
@@ -80,6 +87,8 @@ pub struct Config {
     /// None when pings are switched off.
     pub keepalive_interval: Option<Duration>,
     pub keepalive_timeout: Duration,
+    /// Between two pings of a client.
+    pub keepalive_min_time: Duration,
     pub reuse_port: bool,
     pub reuse_address: bool,
     pub watch_progress_interval: Duration,
@@ -87,7 +96,9 @@ pub struct Config {
     pub gates: Vec<&'static str>,
     pub log_level: LevelFilter,
     pub log_format: LogFormat,
-    pub log_output: LogOutput,
+    pub log_outputs: Vec<Target>,
+    pub log_rotation: Option<Rotation>,
+    pub http_access: HttpAccess,
     /// To be logged once logging works.
     pub warnings: Vec<String>,
 }
@@ -142,7 +153,20 @@ impl Config {
         };
         let bind = |flag| bind_urls(values, flag);
         let listen_client_urls = bind("listen-client-urls")?;
-        if values.is_given("listen-client-urls") && !values.is_given("advertise-client-urls") {
+        let listen_client_http_urls = bind("listen-client-http-urls")?;
+        if let Some(url) = listen_client_http_urls
+            .iter()
+            .find(|url| listen_client_urls.contains(url))
+        {
+            return Err(format!(
+                "cannot bind both --listen-client-urls and --listen-client-http-urls on the same url {url}"
+            ));
+        }
+        // In a file the default stays, as in etcd.
+        if values.from_file.is_none()
+            && values.is_given("listen-client-urls")
+            && !values.is_given("advertise-client-urls")
+        {
             return Err(
                 "--advertise-client-urls is required when --listen-client-urls is set explicitly"
                     .to_owned(),
@@ -151,25 +175,34 @@ impl Config {
         let advertise_peer_urls = advertised(values, "initial-advertise-peer-urls")?;
         let (heartbeat, election) = timing(values)?;
         let quota_bytes = quota(values, &mut warnings);
+        let request_bytes_max = values.u64("max-request-bytes");
+        if request_bytes_max > REQUEST_BYTES_ADVISED_MAX {
+            warnings.push(format!(
+                "exceeded recommended request limit: {request_bytes_max} > {REQUEST_BYTES_ADVISED_MAX}"
+            ));
+        }
+        let (log_outputs, log_rotation) = log_outputs(values)?;
         Ok(Self {
             initial_cluster: initial_cluster(values, &name, &advertise_peer_urls)?,
             initial_cluster_token: values.text("initial-cluster-token").to_owned(),
             initial_cluster_is_new: values.text("initial-cluster-state") == "new",
+            force_new_cluster: values.bool("force-new-cluster"),
             name,
             data_dir,
             wal_dir: Some(values.text("wal-dir"))
                 .filter(|dir| !dir.is_empty())
                 .map(PathBuf::from),
             listen_client_urls,
-            listen_client_http_urls: bind("listen-client-http-urls")?,
+            listen_client_http_urls,
             listen_metrics_urls: bind("listen-metrics-urls")?,
             listen_peer_urls: bind("listen-peer-urls")?,
             advertise_client_urls: advertised(values, "advertise-client-urls")?,
             advertise_peer_urls,
             heartbeat,
             election,
-            snapshot_count: values.u64("snapshot-count"),
-            snapshot_catchup_entries: values.u64("snapshot-catchup-entries"),
+            // 0 is the default, as in etcd.
+            snapshot_count: some_or(values.u64("snapshot-count"), 10_000),
+            snapshot_catchup_entries: some_or(values.u64("snapshot-catchup-entries"), 5_000),
             wals_max: values.u64("max-wals"),
             unsafe_no_fsync: values.bool("unsafe-no-fsync"),
             quota_bytes,
@@ -192,14 +225,17 @@ impl Config {
                 values.text("auto-compaction-retention"),
             )?,
             txn_ops_max: values.u64("max-txn-ops") as usize,
-            request_bytes_max: values.u64("max-request-bytes") as usize,
+            request_bytes_max: request_bytes_max as usize,
             concurrent_streams_max: u32::try_from(values.u64("max-concurrent-streams"))
-                .map_err(|_| "--max-concurrent-streams must be below 2^32".to_owned())?,
-            keepalive_interval: Some(values.duration("grpc-keepalive-interval"))
-                .filter(|time| !time.is_zero()),
-            keepalive_timeout: or_default(
-                values.duration("grpc-keepalive-timeout"),
-                Duration::from_secs(20),
+                .unwrap_or(u32::MAX),
+            // Either at 0 switches the pings off.
+            keepalive_interval: Some(values.duration("grpc-keepalive-interval")).filter(|time| {
+                !time.is_zero() && !values.duration("grpc-keepalive-timeout").is_zero()
+            }),
+            keepalive_timeout: values.duration("grpc-keepalive-timeout"),
+            keepalive_min_time: or_default(
+                values.duration("grpc-keepalive-min-time"),
+                KEEPALIVE_MIN_TIME_DEFAULT,
             ),
             reuse_port: values.bool("socket-reuse-port"),
             reuse_address: values.bool("socket-reuse-address"),
@@ -218,15 +254,9 @@ impl Config {
                 "console" => LogFormat::Console,
                 _ => LogFormat::Json,
             },
-            log_output: match values.text("log-outputs") {
-                "default" | "stderr" => LogOutput::Stderr,
-                "stdout" => LogOutput::Stdout,
-                other => {
-                    return Err(format!(
-                        "--log-outputs {other} is not supported: use stderr or stdout"
-                    ));
-                }
-            },
+            log_outputs,
+            log_rotation,
+            http_access: HttpAccess::new(values.text("cors"), values.text("host-whitelist")),
             warnings,
         })
     }
@@ -384,6 +414,46 @@ fn gates(values: &Values) -> Result<Vec<&'static str>, String> {
     Ok(gates)
 }
 
+/// Where the lines go, and how files among them are rotated.
+fn log_outputs(values: &Values) -> Result<(Vec<Target>, Option<Rotation>), String> {
+    let mut texts: Vec<&str> = values.text("log-outputs").split(',').collect();
+    texts.sort_unstable();
+    texts.dedup();
+    if texts.len() > 1 && texts.contains(&"default") {
+        return Err("multi logoutput for \"default\" is not supported yet".to_owned());
+    }
+    let mut targets = Vec::new();
+    for text in texts {
+        targets.push(match text {
+            "default" | "stderr" | "" => Target::Stderr,
+            "stdout" => Target::Stdout,
+            "systemd/journal" => {
+                return Err("--log-outputs systemd/journal is not supported: what is written to stderr reaches the journal too".to_owned());
+            }
+            path => Target::File(PathBuf::from(path)),
+        });
+    }
+    if !values.bool("enable-log-rotation") {
+        return Ok((targets, None));
+    }
+    let files = targets
+        .iter()
+        .filter(|target| matches!(target, Target::File(_)))
+        .count();
+    if files != 1 {
+        return Err(
+            "--log-outputs requires a single file path when --log-rotate-config-json is defined"
+                .to_owned(),
+        );
+    }
+    let rotation = Rotation::parse(values.text("log-rotation-config-json"))?;
+    Ok((targets, Some(rotation)))
+}
+
+fn some_or(given: u64, default: u64) -> u64 {
+    if given == 0 { default } else { given }
+}
+
 fn or_default(given: Duration, default: Duration) -> Duration {
     if given.is_zero() { default } else { given }
 }
@@ -484,10 +554,59 @@ mod tests {
                 "--listen-metrics-urls https://127.0.0.1:1",
                 "this release has no TLS",
             ),
+            (
+                "--listen-client-urls http://127.0.0.1:1 --advertise-client-urls http://127.0.0.1:1 --listen-client-http-urls http://127.0.0.1:1",
+                "cannot bind both --listen-client-urls and --listen-client-http-urls",
+            ),
+            (
+                "--log-outputs default,/l",
+                "multi logoutput for \"default\" is not supported yet",
+            ),
+            ("--log-outputs systemd/journal", "reaches the journal too"),
+            (
+                "--enable-log-rotation --log-outputs stderr",
+                "requires a single file path",
+            ),
+            (
+                "--enable-log-rotation --log-outputs /a,/b",
+                "requires a single file path",
+            ),
+            (
+                "--enable-log-rotation --log-outputs /a --log-rotation-config-json {",
+                "improperly formatted log rotation config",
+            ),
         ] {
             let why = config(line).unwrap_err();
             assert!(why.contains(expected), "{line}: {why}");
         }
+    }
+
+    #[test]
+    fn nothing_means_etcds_default() {
+        let config = config(
+            "--snapshot-count 0 --snapshot-catchup-entries 0 --grpc-keepalive-min-time 0 --grpc-keepalive-timeout 0",
+        )
+        .unwrap();
+        assert_eq!(
+            (config.snapshot_count, config.snapshot_catchup_entries),
+            (10_000, 5_000)
+        );
+        assert_eq!(config.keepalive_min_time, KEEPALIVE_MIN_TIME_DEFAULT);
+        assert_eq!(config.keepalive_interval, None);
+    }
+
+    #[test]
+    fn lines_go_to_all_that_is_named() {
+        let config = config("--log-outputs stderr,/l/a.log,stdout --enable-log-rotation").unwrap();
+        assert_eq!(
+            config.log_outputs,
+            [
+                Target::File("/l/a.log".into()),
+                Target::Stderr,
+                Target::Stdout
+            ]
+        );
+        assert_eq!(config.log_rotation, Some(Rotation::default()));
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! HTTP beside gRPC: health checks, version, metrics.
+//! HTTP beside gRPC: health checks, version, metrics, and what peers ask.
 //!
-//! etcd: server/etcdserver/api/etcdhttp.
+//! etcd: server/etcdserver/api/etcdhttp, and the access controller in server/embed/serve.go.
 
 use std::convert::Infallible;
 use std::fmt::Write;
@@ -15,6 +15,46 @@ use tonic::body::Body;
 
 use crate::metrics;
 use crate::rpc::Context;
+
+/// Which endpoints a listener has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoints {
+    /// `--listen-client-urls`, `--listen-client-http-urls`.
+    Client,
+    /// `--listen-metrics-urls`: metrics and health.
+    Metrics,
+    /// `--listen-peer-urls`: who is in the cluster, and which version runs.
+    Peer,
+}
+
+/// `--cors` and `--host-whitelist`: which pages of other sites a browser lets read answers, and under which names this server
+/// may be asked without TLS.
+#[derive(Clone, Debug)]
+pub struct HttpAccess {
+    origins: Vec<String>,
+    hosts: Vec<String>,
+}
+
+impl HttpAccess {
+    /// Of comma-separated texts; an empty one allows all, as `*` does.
+    pub fn new(origins: &str, hosts: &str) -> Self {
+        let list = |text: &str| -> Vec<String> {
+            text.split(',')
+                .map(str::trim)
+                .filter(|item| !item.is_empty())
+                .map(str::to_owned)
+                .collect()
+        };
+        Self {
+            origins: list(origins),
+            hosts: list(hosts),
+        }
+    }
+
+    fn allows(list: &[String], item: &str) -> bool {
+        list.is_empty() || list.iter().any(|allowed| allowed == "*" || allowed == item)
+    }
+}
 
 /// Each check of /livez and /readyz, in the order in which they are told.
 const LIVEZ: [Check; 1] = [Check::SerializableRead];
@@ -50,25 +90,77 @@ pub struct Http {
     context: Arc<Context>,
     /// How long a health check waits for its read: a request's own timeout.
     request_timeout: Duration,
+    access: HttpAccess,
 }
 
 type Reply = Response<Body>;
 
 impl Http {
-    pub fn new(context: Arc<Context>, request_timeout: Duration) -> Self {
+    pub fn new(context: Arc<Context>, request_timeout: Duration, access: HttpAccess) -> Self {
         Self {
             context,
             request_timeout,
+            access,
         }
     }
 
+    /// Answers on a client URL: only to known hosts, and with what browsers want to hear.
     pub async fn answer<B>(&self, request: Request<B>) -> Reply {
+        let host = host_name(&request);
+        if !HttpAccess::allows(&self.access.hosts, &host) {
+            tracing::warn!(%host, "rejecting HTTP request to prevent DNS rebinding attacks");
+            return text(StatusCode::MISDIRECTED_REQUEST, unknown_host(&host));
+        }
+        let origin = self.allowed_origin(&request);
+        let mut reply = if request.method() == Method::OPTIONS {
+            Response::new(Body::default())
+        } else {
+            self.serve(request, Endpoints::Client).await
+        };
+        if let Some(origin) = origin {
+            let headers = reply.headers_mut();
+            for (name, value) in [
+                (
+                    header::ACCESS_CONTROL_ALLOW_METHODS,
+                    "POST, GET, OPTIONS, PUT, DELETE",
+                ),
+                (
+                    header::ACCESS_CONTROL_ALLOW_HEADERS,
+                    "accept, content-type, authorization",
+                ),
+            ] {
+                headers.insert(name, header::HeaderValue::from_static(value));
+            }
+            headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        }
+        reply
+    }
+
+    /// What is told to a browser about the page that asks.
+    fn allowed_origin<B>(&self, request: &Request<B>) -> Option<header::HeaderValue> {
+        if HttpAccess::allows(&self.access.origins, "*") {
+            return Some(header::HeaderValue::from_static("*"));
+        }
+        let origin = request.headers().get(header::ORIGIN)?;
+        HttpAccess::allows(&self.access.origins, origin.to_str().ok()?).then(|| origin.clone())
+    }
+
+    /// Answers with the endpoints there are.
+    pub async fn serve<B>(&self, request: Request<B>, endpoints: Endpoints) -> Reply {
         let path = request.uri().path();
         let query = Query::of(request.uri().query().unwrap_or_default());
-        let known = matches!(path, "/health" | "/version" | "/metrics" | "/debug/vars")
+        let health = matches!(path, "/health" | "/metrics")
             || path.starts_with("/livez")
             || path.starts_with("/readyz");
-        if known && request.method() != Method::GET {
+        let known = match endpoints {
+            Endpoints::Client => health || matches!(path, "/version" | "/debug/vars"),
+            Endpoints::Metrics => health,
+            Endpoints::Peer => matches!(path, "/version" | "/members"),
+        };
+        if !known {
+            return not_found();
+        }
+        if request.method() != Method::GET {
             let mut reply = text(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "Method Not Allowed\n".to_owned(),
@@ -81,6 +173,7 @@ impl Http {
         match path {
             "/health" => self.health(&query).await,
             "/version" => json(StatusCode::OK, self.version()),
+            "/members" => self.members(),
             "/metrics" => {
                 let mut reply = text(StatusCode::OK, String::new());
                 *reply.body_mut() =
@@ -100,9 +193,27 @@ impl Http {
                 if let Some(name) = path.strip_prefix("/readyz/") {
                     return self.one_check("readyz", &READYZ, name, &query).await;
                 }
-                text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned())
+                not_found()
             }
         }
+    }
+
+    /// The members in the form in which etcd's peers tell them to each other.
+    fn members(&self) -> Reply {
+        let cluster = &self.context.cluster;
+        let members: Vec<PeerMember> = cluster
+            .members()
+            .into_iter()
+            .map(PeerMember::from)
+            .collect();
+        let mut body = serde_json::to_string(&members).unwrap_or_default();
+        body.push('\n');
+        let mut reply = json(StatusCode::OK, body);
+        let id = format!("{:x}", cluster.cluster_id);
+        if let Ok(id) = header::HeaderValue::from_str(&id) {
+            reply.headers_mut().insert("x-etcd-cluster-id", id);
+        }
+        reply
     }
 
     fn version(&self) -> String {
@@ -179,7 +290,7 @@ impl Http {
     async fn one_check(&self, kind: &str, checks: &[Check], name: &str, query: &Query) -> Reply {
         match checks.iter().find(|check| check.name() == name) {
             Some(check) => self.run(kind, &[*check], query).await,
-            None => text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()),
+            None => not_found(),
         }
     }
 
@@ -217,6 +328,60 @@ impl Http {
         told.push_str("ok\n");
         text(StatusCode::OK, told)
     }
+}
+
+/// A member as `/members` tells it.
+#[derive(Debug, serde::Serialize)]
+struct PeerMember {
+    id: u64,
+    #[serde(rename = "peerURLs")]
+    peer_urls: Vec<String>,
+    #[serde(rename = "isLearner", skip_serializing_if = "std::ops::Not::not")]
+    is_learner: bool,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    name: String,
+    #[serde(rename = "clientURLs", skip_serializing_if = "Vec::is_empty")]
+    client_urls: Vec<String>,
+}
+
+impl From<pb::Member> for PeerMember {
+    fn from(member: pb::Member) -> Self {
+        Self {
+            id: member.id,
+            peer_urls: member.peer_ur_ls,
+            is_learner: member.is_learner,
+            name: member.name,
+            client_urls: member.client_ur_ls,
+        }
+    }
+}
+
+/// The name under which this server is asked, without a port and a v6 address's brackets.
+fn host_name<B>(request: &Request<B>) -> String {
+    let header = request.headers().get(header::HOST);
+    let host = match header.and_then(|host| host.to_str().ok()) {
+        Some(host) => host,
+        // HTTP/2 names it in the request itself.
+        None => request.uri().authority().map_or("", |host| host.as_str()),
+    };
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    name.trim_start_matches('[')
+        .trim_end_matches(']')
+        .to_owned()
+}
+
+/// How to be let in, for people.
+fn unknown_host(host: &str) -> String {
+    format!(
+        "\nThis server received your request, but the Host header was unrecognized.\n\nTo fix this, choose one of the following options:\n- Enable TLS, then any HTTPS request will be allowed.\n- Add the hostname you want to use to the whitelist in settings.\n  - e.g. --host-whitelist {host:?}\n\nThis requirement has been added to help prevent \"DNS Rebinding\" attacks (CVE-2018-5702).\n"
+    )
+}
+
+fn not_found() -> Reply {
+    text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned())
 }
 
 /// The query parameters that any endpoint knows.
@@ -265,12 +430,16 @@ fn reply(status: StatusCode, content_type: &'static str, body: String) -> Reply 
     reply
 }
 
-/// HTTP alone, for `--listen-metrics-urls`.
+/// HTTP alone, without gRPC.
 pub async fn serve_http_only(
     http: Arc<Http>,
+    endpoints: Endpoints,
     request: Request<hyper::body::Incoming>,
 ) -> Result<Reply, Infallible> {
-    Ok(http.answer(request).await)
+    Ok(match endpoints {
+        Endpoints::Client => http.answer(request).await,
+        Endpoints::Metrics | Endpoints::Peer => http.serve(request, endpoints).await,
+    })
 }
 
 #[cfg(test)]
@@ -283,5 +452,28 @@ mod tests {
         assert_eq!(query.excluded, ["NOSPACE", "CORRUPT"]);
         assert!(query.serializable && query.verbose);
         assert!(!Query::of("serializable=1").serializable);
+    }
+
+    #[test]
+    fn hosts_are_names_without_ports() {
+        for (host, expected) in [
+            ("example.com:2379", "example.com"),
+            ("example.com", "example.com"),
+            ("127.0.0.1:80", "127.0.0.1"),
+            ("[::1]:2379", "::1"),
+            ("[::1]", "::1"),
+        ] {
+            let request = Request::get("/").header(header::HOST, host).body(());
+            assert_eq!(host_name(&request.unwrap()), expected, "{host}");
+        }
+    }
+
+    #[test]
+    fn a_list_allows_what_it_names_and_an_empty_one_all() {
+        let access = HttpAccess::new("http://a,http://b", "");
+        assert!(HttpAccess::allows(&access.origins, "http://b"));
+        assert!(!HttpAccess::allows(&access.origins, "http://c"));
+        assert!(HttpAccess::allows(&access.hosts, "anything"));
+        assert!(HttpAccess::allows(&HttpAccess::new("*", "*").hosts, "x"));
     }
 }

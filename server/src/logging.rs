@@ -1,6 +1,10 @@
-//! Logs in etcd's form: one JSON object a line on stderr, with level, ts, caller, msg and the fields.
+//! Logs in etcd's form: one JSON object a line, with level, ts, caller, msg and the fields.
+//!
+//! Not here: where the lines go (`logging/output.rs`).
 //!
 //! etcd: client/pkg/logutil.
+
+pub mod output;
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -11,11 +15,12 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::clock::Clock;
+pub use output::{Outputs, Rotation, Target};
 
 /// `--log-format`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,16 +30,8 @@ pub enum LogFormat {
     Console,
 }
 
-/// Where lines go: `--log-outputs`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LogOutput {
-    #[default]
-    Stderr,
-    Stdout,
-}
-
 /// Sends every event of this process to `output` from here on. A second call changes nothing.
-pub fn start(level: LevelFilter, format: LogFormat, output: LogOutput) {
+pub fn start(level: LevelFilter, format: LogFormat, output: Outputs) {
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(output)
         .event_format(EtcdFormat {
@@ -54,17 +51,6 @@ pub fn start(level: LevelFilter, format: LogFormat, output: LogOutput) {
     let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter));
     // Only tests start twice in a process.
     let _ = tracing::subscriber::set_global_default(subscriber);
-}
-
-impl<'a> MakeWriter<'a> for LogOutput {
-    type Writer = Box<dyn std::io::Write>;
-
-    fn make_writer(&'a self) -> Self::Writer {
-        match self {
-            LogOutput::Stderr => Box::new(std::io::stderr()),
-            LogOutput::Stdout => Box::new(std::io::stdout()),
-        }
-    }
 }
 
 #[derive(Debug)]

@@ -20,7 +20,7 @@ use crate::cluster::{self, Cluster};
 use crate::config::Config;
 use crate::config::urls::Url;
 use crate::data_dir::{DataDir, DataDirError};
-use crate::health::Http;
+use crate::health::{Endpoints, Http};
 use crate::lease::{Lessor, expiry};
 use crate::raft::node::RaftOptions;
 use crate::raft::{ProposeError, RaftNode};
@@ -181,7 +181,20 @@ impl Node {
                 "set initial cluster version"
             );
         }
-        Ok(())
+        self.wait_for_leader().await
+    }
+
+    /// A restart may have nothing to tell. It still is ready only once there is a leader, as etcd, which publishes every time.
+    async fn wait_for_leader(&self) -> Result<(), StartError> {
+        loop {
+            match self.context.raft.read_barrier().await {
+                Ok(()) => return Ok(()),
+                Err(ProposeError::Stopping) => {
+                    return Err(StartError::Stopped(ProposeError::Stopping.to_string()));
+                }
+                Err(_) => tokio::time::sleep(PUBLISH_RETRY).await,
+            }
+        }
     }
 
     /// Proposes until there is a leader to take it.
@@ -205,22 +218,37 @@ impl Node {
         let http = Arc::new(Http::new(
             Arc::clone(&self.context),
             config.request_timeout(),
+            config.http_access.clone(),
         ));
-        let mux = Mux::new(&self.context, Arc::clone(&http));
+        let split = !config.listen_client_http_urls.is_empty();
+        let mux = Mux::new(&self.context, (!split).then(|| Arc::clone(&http)));
         let settings = Connections {
             concurrent_streams_max: config.concurrent_streams_max,
             keepalive_interval: config.keepalive_interval,
             keepalive_timeout: config.keepalive_timeout,
+            keepalive_min_time: config.keepalive_min_time,
         };
-        for (listener, url, http_only) in listeners.0 {
-            let served = if http_only {
-                Served::HttpOnly(Arc::clone(&http))
-            } else {
-                Served::All(Box::new(mux.clone()))
+        for (listener, url, traffic) in listeners.0 {
+            let served = match traffic {
+                Traffic::Grpc => Served::Grpc(Box::new(mux.clone())),
+                Traffic::Http(endpoints) => Served::HttpOnly(Arc::clone(&http), endpoints),
             };
             let serving = listener.serve(served, settings, self.tasks.clone(), self.stop.clone());
             self.tasks.spawn(serving);
-            tracing::info!(address = %url, traffic = if http_only { "http" } else { "grpc+http" }, "serving client traffic insecurely; this is strongly discouraged!");
+            let told = match traffic {
+                Traffic::Grpc if split => "grpc",
+                Traffic::Grpc => "grpc+http",
+                Traffic::Http(Endpoints::Client) => "http",
+                Traffic::Http(Endpoints::Metrics) => {
+                    tracing::info!(address = %url, "serving metrics");
+                    continue;
+                }
+                Traffic::Http(Endpoints::Peer) => {
+                    tracing::info!(address = %url, "serving peer traffic");
+                    continue;
+                }
+            };
+            tracing::info!(address = %url, traffic = told, "serving client traffic insecurely; this is strongly discouraged!");
         }
         tracing::info!(
             etcd_version = API_VERSION,
@@ -247,23 +275,40 @@ impl Node {
     }
 }
 
+/// What goes through a listener.
+#[derive(Clone, Copy, Debug)]
+enum Traffic {
+    /// And HTTP, unless that has listeners of its own.
+    Grpc,
+    Http(Endpoints),
+}
+
 /// Bound before anything else: an address in use must not cost a start.
-struct Listeners(Vec<(Listener, Url, bool)>);
+struct Listeners(Vec<(Listener, Url, Traffic)>);
 
 impl Listeners {
     fn bind(config: &Config) -> Result<Self, StartError> {
-        let all = config.listen_client_urls.iter().map(|url| (url, false));
-        let http = config
-            .listen_client_http_urls
-            .iter()
-            .chain(&config.listen_metrics_urls);
         let mut bound = Vec::new();
-        for (url, http_only) in all.chain(http.map(|url| (url, true))) {
-            let listener = Listener::bind(url, config).map_err(|source| StartError::Listen {
-                url: url.clone(),
-                source,
-            })?;
-            bound.push((listener, url.clone(), http_only));
+        for (urls, traffic) in [
+            (&config.listen_peer_urls, Traffic::Http(Endpoints::Peer)),
+            (&config.listen_client_urls, Traffic::Grpc),
+            (
+                &config.listen_client_http_urls,
+                Traffic::Http(Endpoints::Client),
+            ),
+            (
+                &config.listen_metrics_urls,
+                Traffic::Http(Endpoints::Metrics),
+            ),
+        ] {
+            for url in urls {
+                let listener =
+                    Listener::bind(url, config).map_err(|source| StartError::Listen {
+                        url: url.clone(),
+                        source,
+                    })?;
+                bound.push((listener, url.clone(), traffic));
+            }
         }
         Ok(Self(bound))
     }
@@ -301,6 +346,9 @@ fn identity(config: &Config, store: &Store, data_dir: &DataDir) -> Result<Identi
         Some(u64::from_be_bytes(value.as_ref().try_into().ok()?))
     };
     if let (Some(cluster_id), Some(member_id)) = (id(meta::CLUSTER_ID), id(meta::MEMBER_ID)) {
+        if config.force_new_cluster {
+            forget_others(store, member_id)?;
+        }
         return Ok(Identity {
             cluster_id,
             member_id,
@@ -352,6 +400,23 @@ fn identity(config: &Config, store: &Store, data_dir: &DataDir) -> Result<Identi
         "starting local member"
     );
     Ok(identity)
+}
+
+/// Leaves this member alone in the list of members; the others' ids are never used again.
+fn forget_others(store: &Store, member_id: u64) -> Result<(), StorageError> {
+    let at = store.applied();
+    let members = store.table(Table::Member)?;
+    let mut txn = store.begin(at);
+    for (id, _) in members {
+        if id != member_id.to_be_bytes().as_slice() {
+            txn.table_delete(Table::Member, &id);
+            txn.table_put(Table::MemberRemoved, &id, Bytes::new());
+        }
+    }
+    txn.commit();
+    // What the engine holds was synced in the log before.
+    store.set_log_synced(at.index);
+    store.flush().map(drop)
 }
 
 /// The replicated state's parts in memory.
@@ -407,7 +472,8 @@ impl Parts {
             unsafe_no_fsync: config.unsafe_no_fsync,
             heartbeat: config.heartbeat,
             election: config.election,
-            snapshot_count: config.snapshot_count.max(1),
+            force_alone: config.force_new_cluster,
+            snapshot_count: config.snapshot_count,
             catchup_entries: config.snapshot_catchup_entries,
             wal_observer: Arc::new(metrics::WalMetrics::default()),
             ..RaftOptions::new(

@@ -2,6 +2,8 @@
 //!
 //! etcd: server/embed/{etcd,serve}.go.
 
+pub mod pings;
+
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +18,13 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
+use crate::clock::Clock;
 use crate::config::Config;
 use crate::config::urls::{Endpoint, Url};
-use crate::health::{self, Http};
+use crate::health::{self, Endpoints, Http};
 use crate::rpc::mux::Mux;
 use crate::tasks::Tasks;
+use pings::Calm;
 
 const BACKLOG: i32 = 1024;
 /// Room for a few of the largest requests in flight on one stream, and several streams on a connection.
@@ -46,15 +50,16 @@ pub struct Connections {
     pub concurrent_streams_max: u32,
     pub keepalive_interval: Option<Duration>,
     pub keepalive_timeout: Duration,
+    /// Between two pings of a client.
+    pub keepalive_min_time: Duration,
 }
 
 /// What is served on a listener.
 #[derive(Clone, Debug)]
 pub enum Served {
-    /// gRPC and HTTP.
-    All(Box<Mux>),
-    /// Health and metrics only.
-    HttpOnly(Arc<Http>),
+    /// gRPC, and HTTP unless it has listeners of its own.
+    Grpc(Box<Mux>),
+    HttpOnly(Arc<Http>, Endpoints),
 }
 
 impl Listener {
@@ -157,11 +162,16 @@ where
         .keep_alive_timeout(settings.keepalive_timeout);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let answering: futures::future::BoxFuture<'static, _> = match &served {
-            Served::All(mux) => mux.clone().call(request),
-            Served::HttpOnly(http) => Box::pin(health::serve_http_only(Arc::clone(http), request)),
+            Served::Grpc(mux) => mux.clone().call(request),
+            Served::HttpOnly(http, endpoints) => Box::pin(health::serve_http_only(
+                Arc::clone(http),
+                *endpoints,
+                request,
+            )),
         };
         answering
     });
+    let stream = Calm::new(stream, Clock::default(), settings.keepalive_min_time);
     let connection = builder.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     let outcome = tokio::select! {

@@ -15,7 +15,7 @@ use clap::Parser;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::data_dir::{DataDir, DataDirError};
-use crate::logging::{self, LogFormat, LogOutput};
+use crate::logging::{self, LogFormat, Outputs};
 
 /// Of the engine; nothing is kept in memory beside.
 const ENGINE_CACHE_BYTES: u64 = 64 << 20;
@@ -52,7 +52,7 @@ pub(super) fn run(args: &[String]) -> ExitCode {
             return ExitCode::from(u8::from(error.use_stderr()));
         }
     };
-    logging::start(LevelFilter::INFO, LogFormat::Json, LogOutput::Stderr);
+    logging::start(LevelFilter::INFO, LogFormat::Json, Outputs::stderr());
     let dir = args.data_dir.display();
     match defragment(&args.data_dir) {
         Ok(report) => {

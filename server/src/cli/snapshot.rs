@@ -25,7 +25,7 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::cluster;
 use crate::config::{Asked, Config, Stop, Values};
 use crate::data_dir;
-use crate::logging::{self, LogFormat, LogOutput};
+use crate::logging::{self, LogFormat, Outputs};
 
 /// cobrautl.ExitBadArgs.
 const EXIT_BAD_ARGS: u8 = 128;
@@ -155,7 +155,7 @@ pub(super) fn run(args: &[String]) -> ExitCode {
             return ExitCode::from(code);
         }
     };
-    logging::start(LevelFilter::INFO, LogFormat::Json, LogOutput::Stderr);
+    logging::start(LevelFilter::INFO, LogFormat::Json, Outputs::stderr());
     let done = match args.command {
         Command::Save(args) => run_save(&args),
         Command::Status(args) => run_status(&args),

@@ -11,6 +11,7 @@ pub enum Form {
     Text,
     Bool,
     Uint,
+    Uint32,
     Int,
     Duration,
     /// Comma-separated URLs.
@@ -99,14 +100,14 @@ pub const FLAGS: &[Flag] = &[
     flag(
         "max-concurrent-streams",
         "4294967295",
-        Form::Uint,
+        Form::Uint32,
         Effect::Used,
     ),
     flag(
         "grpc-keepalive-min-time",
         "5s",
         Form::Duration,
-        Effect::None,
+        Effect::Used,
     ),
     flag(
         "grpc-keepalive-interval",
@@ -197,7 +198,17 @@ pub const FLAGS: &[Flag] = &[
     ),
     flag("auto-compaction-retention", "0", Form::Text, Effect::Used),
     flag("auto-compaction-mode", "periodic", Form::Text, Effect::Used),
-    flag("v2-deprecation", "gone", Form::Text, Effect::None),
+    flag(
+        "v2-deprecation",
+        "write-only",
+        Form::Choice(&[
+            "write-only",
+            "write-only-skip-check",
+            "write-only-drop-data",
+            "gone",
+        ]),
+        Effect::None,
+    ),
     // Security.
     flag("cert-file", "", Form::Text, TLS),
     flag("key-file", "", Form::Text, TLS),
@@ -228,19 +239,19 @@ pub const FLAGS: &[Flag] = &[
     flag("cipher-suites", "", Form::Text, TLS),
     flag("tls-min-version", "TLS1.2", Form::Text, TLS),
     flag("tls-max-version", "", Form::Text, TLS),
-    flag("cors", "*", Form::Text, Effect::None),
-    flag(
-        "host-whitelist",
-        "*",
-        Form::Text,
-        Effect::Missing("this release does not check host names"),
-    ),
+    flag("cors", "*", Form::Text, Effect::Used),
+    flag("host-whitelist", "*", Form::Text, Effect::Used),
     // Auth.
     flag("auth-token", "simple", Form::Text, USERS),
     flag("bcrypt-cost", "10", Form::Uint, Effect::None),
     flag("auth-token-ttl", "300", Form::Uint, Effect::None),
     // Observability.
-    flag("enable-pprof", "false", Form::Bool, Effect::None),
+    flag(
+        "enable-pprof",
+        "false",
+        Form::Bool,
+        Effect::Missing("there is no Go runtime to look into; perf sees this server's symbols"),
+    ),
     flag(
         "metrics",
         "basic",
@@ -261,13 +272,13 @@ pub const FLAGS: &[Flag] = &[
         Form::Choice(&["json", "console"]),
         Effect::Used,
     ),
+    flag("enable-log-rotation", "false", Form::Bool, Effect::Used),
     flag(
-        "enable-log-rotation",
-        "false",
-        Form::Bool,
-        Effect::Missing("logs go to stderr or stdout; rotate them there"),
+        "log-rotation-config-json",
+        r#"{"maxsize": 100, "maxage": 0, "maxbackups": 0, "localtime": false, "compress": false}"#,
+        Form::Text,
+        Effect::Used,
     ),
-    flag("log-rotation-config-json", "", Form::Text, Effect::None),
     flag(
         "warning-unary-request-duration",
         "300ms",
@@ -336,12 +347,7 @@ pub const FLAGS: &[Flag] = &[
     flag("downgrade-check-time", "5s", Form::Duration, Effect::None),
     flag("feature-gates", "", Form::Gates, Effect::Used),
     // Unsafe.
-    flag(
-        "force-new-cluster",
-        "false",
-        Form::Bool,
-        Effect::Missing("restore a snapshot to begin a new cluster from this member's data"),
-    ),
+    flag("force-new-cluster", "false", Form::Bool, Effect::Used),
     flag("unsafe-no-fsync", "false", Form::Bool, Effect::Used),
     // Ours.
     flag("value-cache-bytes", "0", Form::Uint, Effect::Used),
@@ -368,6 +374,32 @@ pub const ANCIENT: &[&str] = &[
     "snapshot",
     "v",
     "vv",
+];
+
+/// Said to whoever still sets one.
+pub const DEPRECATED: &[(&str, &str)] = &[
+    (
+        "max-snapshots",
+        "--max-snapshots is deprecated in 3.6 and will be decommissioned in 3.8.",
+    ),
+    (
+        "v2-deprecation",
+        "--v2-deprecation is deprecated and scheduled for removal in v3.8. The default value is enforced, ignoring user input.",
+    ),
+];
+
+/// What the transport security sections of a file may say.
+pub const SECURITY_OPTIONS: &[&str] = &[
+    "cert-file",
+    "key-file",
+    "client-cert-file",
+    "client-key-file",
+    "client-cert-auth",
+    "trusted-ca-file",
+    "auto-tls",
+    "allowed-cn",
+    "allowed-hostname",
+    "skip-client-san-verification",
 ];
 
 /// etcd's feature gates and their defaults.

@@ -1,14 +1,15 @@
 //! From the command line, the environment or a file to one text per flag.
 //!
 //! Go's rules for flags: `-name value`, `--name=value`, a switch alone or with `=`. With a file, flags and environment are
-//! ignored; a variable for a flag that is also given is an error.
+//! ignored; a variable for a flag that is also given is an error. What is unknown or has not its flag's form ends the process
+//! with 2, wherever it stands; etcd does so for flags, ends with 1 for the others and reads over unknown options of a file.
 //!
 //! etcd: Go's package flag, pkg/flags/flag.go.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::flags::{self, ANCIENT, Effect, FLAGS, Flag, Form, GATES};
+use super::flags::{self, ANCIENT, DEPRECATED, Effect, FLAGS, Flag, Form, GATES, SECURITY_OPTIONS};
 use super::urls::Url;
 
 /// Why the process ends before it serves.
@@ -16,7 +17,7 @@ use super::urls::Url;
 pub enum Stop {
     /// Print this on stdout, exit 0.
     Told(String),
-    /// A flag that is not one: exit 2.
+    /// A flag, variable or option of a file that is not one, or whose value is none: exit 2.
     BadFlag(String),
     /// Sound flags that do not make a configuration: exit 1.
     BadConfig(String),
@@ -60,7 +61,7 @@ impl Values {
     }
 
     pub fn i64(&self, name: &str) -> i64 {
-        self.text(name).parse().unwrap_or_default()
+        parse_int(self.text(name)).unwrap_or_default()
     }
 
     pub fn duration(&self, name: &str) -> Duration {
@@ -75,7 +76,12 @@ impl Values {
         {
             return Err(format!("--{} is not supported: {why}", flag.name));
         }
-        self.given.insert(flag.name, value.to_owned());
+        let deprecated = DEPRECATED.iter().find(|(name, _)| *name == flag.name);
+        if self.given.insert(flag.name, value.to_owned()).is_none()
+            && let Some((_, warning)) = deprecated
+        {
+            self.warnings.push((*warning).to_owned());
+        }
         Ok(())
     }
 
@@ -176,7 +182,7 @@ impl Values {
                 }
                 Some(_) if value.is_empty() => {}
                 Some(flag) => self.set(flag, value).map_err(|why| {
-                    Stop::BadConfig(format!("invalid value \"{value}\" for {name}: {why}"))
+                    Stop::BadFlag(format!("invalid value \"{value}\" for {name}: {why}"))
                 })?,
             }
         }
@@ -184,9 +190,10 @@ impl Values {
     }
 
     fn from_file(path: &str) -> Result<Self, Stop> {
-        let bad = |why: String| Stop::BadConfig(format!("{path}: {why}"));
-        let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
-        let mut values = Self::from_file_text(&text).map_err(bad)?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Stop::BadConfig(format!("open {path}: {error}")))?;
+        let mut values =
+            Self::from_file_text(&text).map_err(|why| Stop::BadFlag(format!("{path}: {why}")))?;
         values.from_file = Some(path.to_owned());
         Ok(values)
     }
@@ -205,9 +212,25 @@ impl Values {
             let Some(name) = name.as_str() else {
                 return Err(format!("option names are texts, not {name:?}"));
             };
-            if let Some(section) = name.strip_suffix("-transport-security") {
-                check_security(section, &value)?;
-                continue;
+            match name {
+                "client-transport-security" | "peer-transport-security" => {
+                    check_off(
+                        name,
+                        &value,
+                        Some(SECURITY_OPTIONS),
+                        "this release has no TLS",
+                    )?;
+                    continue;
+                }
+                "discovery-config" => {
+                    check_off(name, &value, None, "this release has no discovery service")?;
+                    continue;
+                }
+                "socket-options" => {
+                    values.set_socket_options(&value)?;
+                    continue;
+                }
+                _ => {}
             }
             let Some(flag) = flags::find(name) else {
                 return Err(format!("unknown option \"{name}\""));
@@ -216,40 +239,63 @@ impl Values {
         }
         Ok(values)
     }
+
+    fn set_socket_options(&mut self, value: &Yaml) -> Result<(), String> {
+        for (name, value) in section_options("socket-options", value)? {
+            let flag = match name {
+                "reuse-port" | "reuse-address" => flags::find(&format!("socket-{name}")),
+                _ => None,
+            };
+            let flag = flag.ok_or_else(|| format!("socket-options: unknown option \"{name}\""))?;
+            self.set(flag, &scalar(flag, value)?)?;
+        }
+        Ok(())
+    }
 }
 
-/// The transport security sections hold options of TLS, which must all be off.
-fn check_security(section: &str, value: &serde_yaml_ng::Value) -> Result<(), String> {
-    use serde_yaml_ng::Value;
-    let Value::Mapping(map) = value else {
-        return Ok(());
-    };
-    for (name, value) in map {
+type Yaml = serde_yaml_ng::Value;
+
+/// A section of options for something that is not here: all must be off.
+fn check_off(section: &str, value: &Yaml, known: Option<&[&str]>, why: &str) -> Result<(), String> {
+    for (name, value) in section_options(section, value)? {
+        if known.is_some_and(|known| !known.contains(&name)) {
+            return Err(format!("{section}: unknown option \"{name}\""));
+        }
         let off = match value {
-            Value::Null | Value::Bool(false) => true,
-            Value::String(text) => text.is_empty(),
-            Value::Sequence(list) => list.is_empty(),
+            Yaml::Null | Yaml::Bool(false) => true,
+            Yaml::String(text) => text.is_empty(),
+            Yaml::Sequence(list) => list.is_empty(),
             _ => false,
         };
         if !off {
-            let name = name.as_str().unwrap_or("?");
-            return Err(format!(
-                "{section}-transport-security: {name} is not supported: this release has no TLS"
-            ));
+            return Err(format!("{section}: {name} is not supported: {why}"));
         }
     }
     Ok(())
 }
 
-fn scalar(flag: &Flag, value: &serde_yaml_ng::Value) -> Result<String, String> {
-    use serde_yaml_ng::Value;
+fn section_options<'a>(section: &str, value: &'a Yaml) -> Result<Vec<(&'a str, &'a Yaml)>, String> {
+    let map = match value {
+        Yaml::Null => return Ok(Vec::new()),
+        Yaml::Mapping(map) => map,
+        _ => return Err(format!("invalid {section}: not a mapping of options")),
+    };
+    map.iter()
+        .map(|(name, value)| match name.as_str() {
+            Some(name) => Ok((name, value)),
+            None => Err(format!("{section}: option names are texts, not {name:?}")),
+        })
+        .collect()
+}
+
+fn scalar(flag: &Flag, value: &Yaml) -> Result<String, String> {
     match value {
-        Value::Null => Ok(flag.default.to_owned()),
-        Value::Bool(value) => Ok(value.to_string()),
-        Value::Number(number) if flag.form == Form::Duration => Ok(format!("{number}ns")),
-        Value::Number(number) => Ok(number.to_string()),
-        Value::String(text) => Ok(text.clone()),
-        Value::Sequence(list) => {
+        Yaml::Null => Ok(flag.default.to_owned()),
+        Yaml::Bool(value) => Ok(value.to_string()),
+        Yaml::Number(number) if flag.form == Form::Duration => Ok(format!("{number}ns")),
+        Yaml::Number(number) => Ok(number.to_string()),
+        Yaml::String(text) => Ok(text.clone()),
+        Yaml::Sequence(list) => {
             let parts: Result<Vec<String>, String> =
                 list.iter().map(|item| scalar(flag, item)).collect();
             Ok(parts?.join(","))
@@ -265,7 +311,11 @@ pub fn check(flag: &Flag, value: &str) -> Result<(), String> {
         Form::Text => Ok(()),
         Form::Bool => parse_bool(value).map(|_| ()).ok_or_else(parse_error),
         Form::Uint => parse_uint(value).map(|_| ()).ok_or_else(parse_error),
-        Form::Int => value.parse::<i64>().map(|_| ()).map_err(|_| parse_error()),
+        Form::Uint32 => parse_uint(value)
+            .filter(|value| u32::try_from(*value).is_ok())
+            .map(|_| ())
+            .ok_or_else(parse_error),
+        Form::Int => parse_int(value).map(|_| ()).ok_or_else(parse_error),
         Form::Duration => parse_duration(value).map(|_| ()).ok_or_else(parse_error),
         Form::Urls => Url::parse_list(value).map(|_| ()),
         Form::Choice(choices) => {
@@ -313,8 +363,32 @@ fn parse_bool(text: &str) -> Option<bool> {
     }
 }
 
+/// Go's notation: `10`, `0x10`, `0o10` or `010`, `0b10`, and `1_000` where a base is given.
 fn parse_uint(text: &str) -> Option<u64> {
-    text.parse().ok()
+    let lower = text.to_ascii_lowercase();
+    let (digits, radix) = match lower.strip_prefix('0') {
+        None | Some("") => return lower.parse().ok().filter(|_| !text.starts_with('+')),
+        Some(rest) => match rest.split_at_checked(1)? {
+            ("x", digits) => (digits, 16),
+            ("o", digits) => (digits, 8),
+            ("b", digits) => (digits, 2),
+            _ => (rest, 8),
+        },
+    };
+    let digits = digits.strip_prefix('_').unwrap_or(digits);
+    if digits.starts_with(['+', '_']) || digits.ends_with('_') || digits.contains("__") {
+        return None;
+    }
+    u64::from_str_radix(&digits.replace('_', ""), radix).ok()
+}
+
+fn parse_int(text: &str) -> Option<i64> {
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(digits) => (true, digits),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let number = i128::from(parse_uint(digits)?);
+    i64::try_from(if negative { -number } else { number }).ok()
 }
 
 /// Go's notation: `1h30m`, `100ms`, `0`.
@@ -336,7 +410,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
             .unwrap_or(rest.len());
         let unit = match &rest[..unit_len] {
             "ns" => 1e-9,
-            "us" => 1e-6,
+            "us" | "\u{b5}s" | "\u{3bc}s" => 1e-6,
             "ms" => 1e-3,
             "s" => 1.0,
             "m" => 60.0,
@@ -419,6 +493,74 @@ mod tests {
         assert!(run("--auto-tls=false --snapshot 1").warnings.len() == 1);
     }
 
+    /// A value that is not the default, and one of the wrong form.
+    fn samples(flag: &Flag) -> (String, Option<&'static str>) {
+        let other = |choices: &[&str]| {
+            let other = choices.iter().find(|choice| **choice != flag.default);
+            (*other.unwrap_or(&flag.default)).to_owned()
+        };
+        match flag.form {
+            Form::Text => ("some".to_owned(), None),
+            Form::Bool => ((flag.default != "true").to_string(), Some("perhaps")),
+            Form::Uint => ("7".to_owned(), Some("-7")),
+            Form::Uint32 => ("7".to_owned(), Some("4294967296")),
+            Form::Int => ("7".to_owned(), Some("7.5")),
+            Form::Duration => ("7s".to_owned(), Some("7")),
+            Form::Urls => ("http://127.0.0.1:7".to_owned(), Some("127.0.0.1:7")),
+            Form::Choice(choices) => (other(choices), Some("neither")),
+            Form::Gates => ("LeaseCheckpoint=true".to_owned(), Some("Nope=true")),
+        }
+    }
+
+    #[test]
+    fn every_flag_is_read_alike_from_line_environment_and_file() {
+        for flag in FLAGS {
+            assert_eq!(run("").text(flag.name), flag.default);
+            let (sample, bad) = samples(flag);
+            let read = |value: &str| -> [Result<Values, String>; 3] {
+                let line = args(&format!("--{}={value}", flag.name));
+                let variable = env(&[(&flags::env_name(flag.name), value)]);
+                let file = format!("{}: '{value}'", flag.name);
+                [
+                    line.map(|asked| match asked {
+                        Asked::Run(values) => values,
+                        other => panic!("{other:?}"),
+                    })
+                    .map_err(|stop| format!("{stop:?}")),
+                    run("")
+                        .complete(&variable)
+                        .map_err(|stop| format!("{stop:?}")),
+                    Values::from_file_text(&file),
+                ]
+            };
+            let refused = matches!(flag.effect, Effect::Missing(_)) && sample != flag.default;
+            for (form, got) in ["line", "environment", "file"].iter().zip(read(&sample)) {
+                match got {
+                    Ok(values) => {
+                        assert!(!refused, "{form}: {} is not refused", flag.name);
+                        assert_eq!(values.text(flag.name), sample, "{form}: {}", flag.name);
+                        assert!(values.is_given(flag.name));
+                    }
+                    Err(why) => {
+                        assert!(refused, "{form}: {why}");
+                        assert!(
+                            why.contains(flag.name) && why.contains("not supported"),
+                            "{why}"
+                        );
+                    }
+                }
+            }
+            for got in bad.map(read).into_iter().flatten() {
+                let why = got.unwrap_err();
+                assert!(
+                    why.contains(flag.name) && why.contains(bad.unwrap_or_default()),
+                    "{}: {why}",
+                    flag.name
+                );
+            }
+        }
+    }
+
     #[test]
     fn environment_fills_in_and_never_shadows() {
         let values = run("--name a")
@@ -439,7 +581,7 @@ mod tests {
         ));
         assert!(matches!(
             run("").complete(&env(&[("ETCD_MAX_TXN_OPS", "b")])),
-            Err(Stop::BadConfig(_))
+            Err(Stop::BadFlag(_))
         ));
     }
 
@@ -476,8 +618,69 @@ mod tests {
                 "peer-transport-security:\n  auto-tls: true",
                 "peer-transport-security: auto-tls is not supported: this release has no TLS",
             ),
+            (
+                "client-transport-security:\n  nmae: ''",
+                "client-transport-security: unknown option \"nmae\"",
+            ),
+            (
+                "client-transport-security: 5",
+                "invalid client-transport-security: not a mapping of options",
+            ),
+            (
+                "discovery-config:\n  token: x",
+                "discovery-config: token is not supported: this release has no discovery service",
+            ),
+            (
+                "socket-options:\n  reuse-prot: true",
+                "socket-options: unknown option \"reuse-prot\"",
+            ),
+            (
+                "max-txn-ops: many",
+                "invalid value \"many\" for flag -max-txn-ops: parse error",
+            ),
         ] {
             assert_eq!(Values::from_file_text(text).unwrap_err(), why, "{text}");
+        }
+    }
+
+    #[test]
+    fn sections_of_a_file_are_flags_too() {
+        let values =
+            Values::from_file_text("socket-options:\n  reuse-port: true\ndiscovery-config:\n")
+                .unwrap();
+        assert!(values.bool("socket-reuse-port"));
+        assert!(!values.bool("socket-reuse-address"));
+    }
+
+    #[test]
+    fn numbers_are_gos() {
+        for (text, expected) in [
+            ("0", Some(0)),
+            ("17", Some(17)),
+            ("0x1F", Some(31)),
+            ("010", Some(8)),
+            ("0o10", Some(8)),
+            ("0b101", Some(5)),
+            ("0x1_0", Some(16)),
+            ("18446744073709551615", Some(u64::MAX)),
+            ("18446744073709551616", None),
+            ("", None),
+            ("+1", None),
+            ("-1", None),
+            ("08", None),
+            ("0x", None),
+            ("0x_", None),
+        ] {
+            assert_eq!(parse_uint(text), expected, "{text}");
+        }
+        for (text, expected) in [
+            ("-5", Some(-5)),
+            ("+5", Some(5)),
+            ("-9223372036854775808", Some(i64::MIN)),
+            ("9223372036854775808", None),
+            ("--5", None),
+        ] {
+            assert_eq!(parse_int(text), expected, "{text}");
         }
     }
 

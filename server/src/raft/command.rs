@@ -243,6 +243,13 @@ pub fn restored_membership(voters: impl IntoIterator<Item = u64>, at: LogPositio
     ))
 }
 
+/// The payload of an entry after which `member_id` alone votes.
+pub(crate) fn alone(member_id: u64) -> Bytes {
+    let members = std::collections::BTreeMap::from([(member_id, EmptyNode::default())]);
+    let membership = Membership::from(members);
+    Bytes::from(membership_bytes(&membership, LogPosition::default()).encode_to_vec())
+}
+
 pub(crate) fn encode_vote(vote: &Vote) -> WalVote {
     WalVote {
         term: vote.leader_id.term,

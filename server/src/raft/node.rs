@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use ballast_api::etcdserverpb::InternalRaftRequest;
 use ballast_storage::mvcc::Store;
-use ballast_storage::wal::{Identity, Unobserved, Wal, WalObserver, WalOptions, WalVote};
+use ballast_storage::wal::{Identity, Unobserved, Wal, WalEntry, WalObserver, WalOptions, WalVote};
 use ballast_storage::{LogPosition, StorageError};
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::{ClientWriteError, LinearizableReadError, RaftError};
@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::apply::{Applied, Apply};
-use crate::raft::command::{Command, TypeConfig};
+use crate::raft::command::{Command, KIND_MEMBERSHIP, TypeConfig, alone};
 use crate::raft::log_store::LogStore;
 use crate::raft::state_machine::{StateError, StateMachine};
 use crate::raft::transport::Transport;
@@ -43,6 +43,9 @@ pub enum ProposeError {
     Timeout,
     #[error("too many requests")]
     Overloaded,
+    /// The disk has no space for the next segment of the log.
+    #[error("no space left for the log")]
+    NoSpace,
     #[error("server stopped")]
     Stopping,
 }
@@ -67,6 +70,8 @@ pub struct RaftOptions {
     pub cluster_id: u64,
     /// The voters of a new group; only looked at when the log is empty.
     pub initial_voters: Vec<u64>,
+    /// From here on this member alone votes, whoever did before: etcd's force-new-cluster. A new member has nobody to leave.
+    pub force_alone: bool,
     /// `member/wal`.
     pub wal_dir: PathBuf,
     pub max_wals: usize,
@@ -86,6 +91,7 @@ impl RaftOptions {
             member_id,
             cluster_id,
             initial_voters: vec![member_id],
+            force_alone: false,
             wal_dir: wal_dir.into(),
             max_wals: 5,
             unsafe_no_fsync: false,
@@ -277,8 +283,11 @@ impl RaftNode {
             .log
             .committed_index()
             .saturating_sub(*self.applied.borrow());
-        if gap > APPLY_GAP_MAX || !self.wal.has_room() {
+        if gap > APPLY_GAP_MAX {
             return Err(ProposeError::Overloaded);
+        }
+        if !self.wal.has_room() {
+            return Err(ProposeError::NoSpace);
         }
         timeout(self.timeout, async {
             self.wait_for_leader().await?;
@@ -507,6 +516,9 @@ fn open_parts(
     }
     let wal = Wal::open(options.wal())?;
     check_log_reaches_engine(&wal, store, options)?;
+    if options.force_alone && wal.last() != LogPosition::default() {
+        force_alone(&wal, options)?;
+    }
     let failure = Failure::new();
     let on_failure = failure.clone();
     store.on_failure(Box::new(move |error| on_failure.set(&error)));
@@ -515,6 +527,45 @@ fn open_parts(
     let log = LogStore::new(Arc::clone(&wal), Arc::clone(store), failure.clone());
     let machine = StateMachine::new(Arc::clone(store), apply, failure.clone())?;
     Ok((wal, log, machine, failure))
+}
+
+/// Ends the group that was: a membership of this member alone is appended as if its leader had said so. Everything in the log
+/// stays, since this member cannot know what of it was acknowledged to a client; etcd drops what was not known to be committed.
+fn force_alone(wal: &Wal, options: &RaftOptions) -> Result<(), StorageError> {
+    let last = wal.last();
+    let term = wal
+        .vote()
+        .map_or(last.term, |vote| vote.term.max(last.term));
+    let entry = WalEntry {
+        position: LogPosition {
+            term,
+            index: last.index + 1,
+        },
+        kind: KIND_MEMBERSHIP,
+        payload: alone(options.member_id),
+    };
+    tracing::warn!(
+        local_member_id = %format!("{:x}", options.member_id),
+        index = entry.position.index,
+        "forcing a new cluster of this member alone"
+    );
+    let (sender, synced) = std::sync::mpsc::channel();
+    wal.append(
+        vec![entry],
+        Box::new(move |result| {
+            // The other end waits below.
+            let _ = sender.send(result);
+        }),
+    );
+    let failed = |error: String| {
+        let source = std::io::Error::other(error);
+        StorageError::io("append a membership to", &options.wal_dir, source)
+    };
+    match synced.recv() {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Err(error) => Err(failed(error.to_string())),
+    }
 }
 
 /// What the library is built on, without the library: for its own storage suite.

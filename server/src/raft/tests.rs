@@ -63,9 +63,13 @@ fn options(dir: &Path) -> RaftOptions {
 }
 
 async fn start(dir: &Path) -> Member {
+    start_with(dir, options(dir)).await
+}
+
+async fn start_with(dir: &Path, options: RaftOptions) -> Member {
     let store = store(dir);
     let apply = Arc::new(Puts(Arc::clone(&store)));
-    let node = RaftNode::start(options(dir), Arc::clone(&store), apply)
+    let node = RaftNode::start(options, Arc::clone(&store), apply)
         .await
         .unwrap();
     Member { node, store }
@@ -98,6 +102,36 @@ impl Member {
         self.node.shutdown().await;
         self.store.close().unwrap();
     }
+}
+
+/// force-new-cluster: what a member holds goes on without those it was one of three with.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_left_alone_is_forced_to_be_a_group_and_stays_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let of_three = RaftOptions {
+        initial_voters: vec![7, 8, 9],
+        ..options(dir.path())
+    };
+    let member = start_with(dir.path(), of_three).await;
+    let patience = Duration::from_secs(2);
+    let alone = tokio::time::timeout(patience, member.put("a", "1")).await;
+    assert!(alone.is_err(), "two of three are not there: {alone:?}");
+    member.stop().await;
+    for round in 0..2 {
+        let forced = RaftOptions {
+            force_alone: true,
+            ..options(dir.path())
+        };
+        let member = start_with(dir.path(), forced).await;
+        member.put(&format!("k{round}"), "v").await.unwrap();
+        member.stop().await;
+    }
+    let member = start(dir.path()).await;
+    for key in ["k0", "k1"] {
+        assert_eq!(member.get(key).await.as_deref(), Some(&b"v"[..]), "{key}");
+    }
+    member.put("k2", "v").await.unwrap();
+    member.stop().await;
 }
 
 /// Who leads was told before the member might act as the leader, and then nothing more: leases never ran out.

@@ -51,13 +51,14 @@ pub struct Mux {
     maintenance: MaintenanceServer<MaintenanceService>,
     auth: AuthServer<AuthService>,
     health: HealthServer<tonic_health::server::HealthService>,
-    http: Arc<Http>,
+    /// None when HTTP has listeners of its own.
+    http: Option<Arc<Http>>,
     leadership: watch::Receiver<RaftStatus>,
     message_bytes_max: usize,
 }
 
 impl Mux {
-    pub fn new(context: &Arc<Context>, http: Arc<Http>) -> Self {
+    pub fn new(context: &Arc<Context>, http: Option<Arc<Http>>) -> Self {
         let share = || Arc::clone(context);
         let any = usize::MAX;
         Self {
@@ -91,7 +92,11 @@ impl Mux {
             .get(CONTENT_TYPE)
             .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
         if !grpc {
-            let http = Arc::clone(&self.http);
+            let Some(http) = self.http.clone() else {
+                let mut refusal = Response::new(Body::default());
+                *refusal.status_mut() = http::StatusCode::UNSUPPORTED_MEDIA_TYPE;
+                return Box::pin(async { Ok(refusal) });
+            };
             return Box::pin(async move { Ok(http.answer(request).await) });
         }
         let limit = self.message_bytes_max;

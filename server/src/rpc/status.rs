@@ -14,6 +14,8 @@ pub fn from_propose(error: ProposeError) -> Status {
         ProposeError::NoLeader => Error::NoLeader.into(),
         ProposeError::Timeout => Error::Timeout.into(),
         ProposeError::Overloaded => Error::RequestTooManyRequests.into(),
+        // Of etcd's texts the one that says what to look after. Nothing raises the alarm: once there is space, writes go on.
+        ProposeError::NoSpace => Error::NoSpace.into(),
         ProposeError::Stopping => Error::Stopped.into(),
     }
 }

@@ -196,6 +196,24 @@ mod tests {
         );
     }
 
+    /// However many watchers there are, live ones and those that catch up: the bytes are made once, whoever is first.
+    #[test]
+    fn all_watchers_share_one_encoding_of_an_event() {
+        let commit = Arc::new(Commit::new(9, Arc::from([event(EventKind::Put, 9)])));
+        let pointers: Vec<usize> = std::thread::scope(|scope| {
+            let watchers: Vec<_> = (0..8)
+                .map(|_| scope.spawn(|| commit.plain(0).as_ptr() as usize))
+                .collect();
+            watchers
+                .into_iter()
+                .map(|watcher| watcher.join().unwrap())
+                .collect()
+        });
+        assert!(pointers.iter().all(|at| *at == pointers[0]), "{pointers:?}");
+        // Without a record before it, the one with it is the same.
+        assert_eq!(commit.with_prev(0).as_ptr() as usize, pointers[0]);
+    }
+
     #[test]
     fn history_is_cut_at_revisions() {
         let events = [4, 4, 5, 7].map(|r| event(EventKind::Put, r)).to_vec();

@@ -26,7 +26,7 @@ fn compact(revision: i64) -> pb::CompactionRequest {
 
 /// P12: k3s-io/kine PR#747, k3s-io/kine#215, etcd-io/etcd#11370.
 #[tokio::test]
-async fn the_compacted_revision_itself_is_still_readable() {
+async fn p12_the_compacted_revision_itself_is_still_readable() {
     let mut server = Server::start();
     let mut kv = server.kv().await;
     for i in 0..6 {
@@ -54,7 +54,7 @@ async fn the_compacted_revision_itself_is_still_readable() {
 
 /// P13: etcd-io/etcd PR#6633.
 #[tokio::test]
-async fn the_head_is_readable_after_its_delete_was_compacted() {
+async fn p13_the_head_is_readable_after_its_delete_was_compacted() {
     let mut server = Server::start();
     let mut kv = server.kv().await;
     kv.put(put("hd/1", "v")).await.unwrap();

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use ballast_api::etcdserverpb as pb;
@@ -12,6 +12,8 @@ use pb::cluster_client::ClusterClient;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::maintenance_client::MaintenanceClient;
+use pb::watch_client::WatchClient;
+use pb::watch_request::RequestUnion;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
@@ -21,10 +23,15 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// A server under test.
 pub(crate) struct Server {
     child: Child,
+    log: Log,
     pub(crate) port: u16,
+    pub(crate) peer_port: u16,
     dir: tempfile::TempDir,
     args: Vec<String>,
 }
+
+/// What a process has written to its standard error.
+type Log = Arc<Mutex<Vec<String>>>;
 
 /// A port that was free a moment ago.
 pub(crate) fn free_port() -> u16 {
@@ -46,14 +53,31 @@ impl Server {
     pub(crate) fn start_with(args: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let port = free_port();
-        let child = spawn(&dir.path().join("data"), port, &args);
+        let (port, peer_port) = (free_port(), free_port());
+        let (child, log) = spawn(&dir.path().join("data"), port, peer_port, &args);
         Self {
             child,
+            log,
             port,
+            peer_port,
             dir,
             args,
         }
+    }
+
+    /// Runs it with other flags than at its start, on the same data.
+    pub(crate) fn restart_with(&mut self, args: &[&str]) {
+        self.args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        self.restart();
+    }
+
+    /// What it wrote to its standard error since its last start.
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().join("\n")
+    }
+
+    pub(crate) fn pid(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(&self.child)
     }
 
     pub(crate) fn data_dir(&self) -> PathBuf {
@@ -62,21 +86,25 @@ impl Server {
 
     /// Ends it with SIGTERM and waits.
     pub(crate) fn stop(&mut self) -> ExitStatus {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        rustix::process::kill_process(self.pid(), rustix::process::Signal::TERM).unwrap();
         self.child.wait().unwrap()
     }
 
     pub(crate) fn restart(&mut self) {
         self.stop();
-        self.child = spawn(&self.data_dir(), self.port, &self.args);
+        self.start_again();
     }
 
     /// As a crash would: no warning, no flush.
     pub(crate) fn kill_and_restart(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-        self.child = spawn(&self.data_dir(), self.port, &self.args);
+        self.start_again();
+    }
+
+    fn start_again(&mut self) {
+        let dir = self.data_dir();
+        (self.child, self.log) = spawn(&dir, self.port, self.peer_port, &self.args);
     }
 
     pub(crate) fn url(&self) -> String {
@@ -116,9 +144,10 @@ impl Drop for Server {
     }
 }
 
-fn spawn(data_dir: &Path, port: u16, args: &[String]) -> Child {
+fn spawn(data_dir: &Path, port: u16, peer_port: u16, args: &[String]) -> (Child, Log) {
     let url = format!("http://127.0.0.1:{port}");
-    let mut child = ballast()
+    let mut command = ballast();
+    command
         .args(["--name", "one", "--data-dir"])
         .arg(data_dir)
         .args([
@@ -127,22 +156,28 @@ fn spawn(data_dir: &Path, port: u16, args: &[String]) -> Child {
             "--advertise-client-urls",
             &url,
         ])
-        .args(args)
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+        .arg(format!("--listen-peer-urls=http://127.0.0.1:{peer_port}"))
+        .args(args);
+    spawn_ready(command)
+}
+
+/// Starts a server and waits until it says on its standard error that it serves.
+pub(crate) fn spawn_ready(mut command: Command) -> (Child, Log) {
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let log = Log::default();
+    let kept = Arc::clone(&log);
     let lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let (told, ready) = mpsc::channel();
     // Reads to the end, or the server would block on a full pipe.
     std::thread::spawn(move || {
-        let mut before = Vec::new();
         for line in lines.map_while(Result::ok) {
-            if line.contains(READY) {
+            let ready = line.contains(READY);
+            kept.lock().unwrap().push(line);
+            if ready {
                 let _ = told.send(Ok(()));
             }
-            before.push(line);
         }
-        let _ = told.send(Err(before.join("\n")));
+        let _ = told.send(Err(kept.lock().unwrap().join("\n")));
     });
     let ready = ready
         .recv_timeout(DEADLINE)
@@ -150,7 +185,54 @@ fn spawn(data_dir: &Path, port: u16, args: &[String]) -> Child {
     if let Err(log) = ready {
         panic!("the server ended before it was ready:\n{log}");
     }
-    child
+    (child, log)
+}
+
+/// One watch stream of a client that takes messages of any size.
+pub(crate) struct Watching {
+    requests: tokio::sync::mpsc::UnboundedSender<pb::WatchRequest>,
+    answers: tonic::Streaming<pb::WatchResponse>,
+}
+
+impl Watching {
+    pub(crate) async fn open(server: &Server) -> Self {
+        Self::open_limited(server, usize::MAX).await
+    }
+
+    /// Of a client that takes no messages above `bytes_max`.
+    pub(crate) async fn open_limited(server: &Server, bytes_max: usize) -> Self {
+        let (requests, sent) = tokio::sync::mpsc::unbounded_channel();
+        let sent = tokio_stream::wrappers::UnboundedReceiverStream::new(sent);
+        let mut client = WatchClient::new(server.channel().await);
+        client = client.max_decoding_message_size(bytes_max);
+        let answers = client.watch(sent).await.unwrap().into_inner();
+        Self { requests, answers }
+    }
+
+    pub(crate) fn ask(&self, request: RequestUnion) {
+        let request_union = Some(request);
+        self.requests
+            .send(pb::WatchRequest { request_union })
+            .unwrap();
+    }
+
+    /// Asks for a watcher and gives what is told of it first.
+    pub(crate) async fn create(&mut self, request: pb::WatchCreateRequest) -> pb::WatchResponse {
+        self.ask(RequestUnion::CreateRequest(request));
+        let told = self.next().await;
+        assert!(told.created, "{told:?}");
+        told
+    }
+
+    pub(crate) async fn next(&mut self) -> pb::WatchResponse {
+        self.try_next().await.unwrap()
+    }
+
+    pub(crate) async fn try_next(&mut self) -> Result<pb::WatchResponse, Status> {
+        let told = tokio::time::timeout(DEADLINE, self.answers.message()).await;
+        let told = told.expect("an answer in time")?;
+        Ok(told.expect("the stream goes on"))
+    }
 }
 
 /// Expects a refusal with exactly this code and text.

@@ -62,7 +62,7 @@ async fn what_is_put_is_read_with_etcds_numbers() {
 
 /// P03: etcd-io/etcd#18267, #20745.
 #[tokio::test]
-async fn count_ignores_filters_and_limit() {
+async fn p03_count_ignores_revision_filters_and_limit() {
     let server = Server::start();
     let mut kv = server.kv().await;
     let mut revisions = Vec::new();
@@ -93,7 +93,7 @@ async fn count_ignores_filters_and_limit() {
 
 /// P04: etcd-io/etcd#9833, #4697.
 #[tokio::test]
-async fn the_edges_of_the_key_space_are_ranges_too() {
+async fn p04_the_edges_of_the_key_space_are_ranges_too() {
     let server = Server::start();
     let mut kv = server.kv().await;
     for key in [&b"\0"[..], b"p\xfe", b"p\xff", b"p\xff\xff", b"q"] {
@@ -139,7 +139,7 @@ async fn the_edges_of_the_key_space_are_ranges_too() {
 
 /// P05: etcd-io/etcd PR#7968, #10749.
 #[tokio::test]
-async fn too_large_has_two_answers_and_the_channel_lives_on() {
+async fn p05_too_large_has_two_answers_and_the_channel_lives_on() {
     let server = Server::start();
     let mut kv = server.kv().await;
     kv.put(put("a", vec![b'x'; 1_400_000])).await.unwrap();

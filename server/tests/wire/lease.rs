@@ -13,7 +13,7 @@ fn grant(ttl: i64, id: i64) -> pb::LeaseGrantRequest {
 
 /// P17: etcd-io/etcd#9374, #14857, #19261, PR#5197.
 #[tokio::test]
-async fn odd_times_and_unknown_leases_have_etcds_answers() {
+async fn p17_odd_times_and_unknown_leases_have_etcds_answers() {
     let server = Server::start();
     let mut leases = server.leases().await;
     for ttl in [1, 0, -5] {
@@ -71,7 +71,7 @@ async fn odd_times_and_unknown_leases_have_etcds_answers() {
 
 /// P18: etcd-io/etcd#6102, #14758.
 #[tokio::test]
-async fn a_restart_knows_which_lease_owns_a_key() {
+async fn p18_a_restart_knows_which_lease_owns_a_key() {
     let mut server = Server::start();
     let mut leases = server.leases().await;
     let mut kv = server.kv().await;

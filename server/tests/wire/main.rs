@@ -3,7 +3,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod cases_config;
+mod cases_maintenance;
+mod cases_watch;
 mod compaction;
+mod connection;
+mod effects;
 mod harness;
 mod http;
 mod kv;

@@ -49,6 +49,7 @@ fn version_says_etcds_and_our_own() {
 fn a_directory_in_use_or_of_etcd_is_refused_with_a_sentence() {
     let server = Server::start();
     let url = format!("http://127.0.0.1:{}", free_port());
+    let peer_url = format!("http://127.0.0.1:{}", free_port());
     let start = |dir: &std::path::Path| {
         let dir = dir.to_str().unwrap();
         run(&[
@@ -60,6 +61,8 @@ fn a_directory_in_use_or_of_etcd_is_refused_with_a_sentence() {
             &url,
             "--advertise-client-urls",
             &url,
+            "--listen-peer-urls",
+            &peer_url,
         ])
     };
     let output = start(&server.data_dir());

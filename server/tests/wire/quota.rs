@@ -11,7 +11,7 @@ const NO_SPACE: &str = "etcdserver: mvcc: database space exceeded";
 
 /// P20: etcd-io/etcd#16779, #9992, PR#12880.
 #[tokio::test]
-async fn a_full_store_reads_deletes_and_compacts_until_disarmed() {
+async fn p20_a_full_store_reads_deletes_and_compacts_until_disarmed() {
     let server = Server::start_with(&["--quota-backend-bytes", "16777216"]);
     let mut kv = server.kv().await;
     let mut leases = server.leases().await;
@@ -45,6 +45,12 @@ async fn a_full_store_reads_deletes_and_compacts_until_disarmed() {
         range_end: "fill0".into(),
         prev_kv: false,
     };
+    kv.delete_range(pb::DeleteRangeRequest {
+        key: "fill/0001".into(),
+        ..Default::default()
+    })
+    .await
+    .unwrap();
     let txn = |request| pb::TxnRequest {
         success: vec![pb::RequestOp {
             request: Some(request),

@@ -6,7 +6,7 @@ use pb::request_op::Request;
 use pb::response_op::Response;
 use tonic::Code;
 
-use crate::harness::{Server, get, put, refused};
+use crate::harness::{Server, get, prefix, put, refused};
 
 fn compare(target: CompareTarget, result: CompareResult, operand: TargetUnion) -> pb::Compare {
     pb::Compare {
@@ -32,7 +32,7 @@ fn range_op(request: pb::RangeRequest) -> pb::RequestOp {
 
 /// P01: etcd-io/etcd#19678.
 #[tokio::test]
-async fn a_value_compare_on_a_missing_key_is_false() {
+async fn p01_a_value_compare_on_a_missing_key_is_false() {
     let server = Server::start();
     let mut kv = server.kv().await;
     let value = || TargetUnion::Value("x".into());
@@ -86,7 +86,7 @@ async fn a_value_compare_on_a_missing_key_is_false() {
 
 /// P02: etcd-io/etcd#4656.
 #[tokio::test]
-async fn a_txn_that_names_an_unknown_lease_writes_nothing() {
+async fn p02_a_write_that_names_an_unknown_lease_writes_nothing() {
     let server = Server::start();
     let mut kv = server.kv().await;
     let text = "etcdserver: requested lease not found";
@@ -94,14 +94,19 @@ async fn a_txn_that_names_an_unknown_lease_writes_nothing() {
         lease: 999,
         ..put(key, "v")
     };
-    refused(kv.put(leased("ls/1")).await, Code::NotFound, text);
+    let unknown = pb::PutRequest {
+        lease: 0x3e7,
+        ..put("ls/1", "v")
+    };
+    refused(kv.put(unknown).await, Code::NotFound, text);
     let txn = pb::TxnRequest {
         success: vec![put_op(put("ls/2", "v")), put_op(leased("ls/3"))],
         ..Default::default()
     };
     refused(kv.txn(txn).await, Code::NotFound, text);
-    let answer = kv.range(get("ls/2")).await.unwrap().into_inner();
+    let answer = kv.range(prefix("ls/")).await.unwrap().into_inner();
     assert_eq!((answer.count, answer.header.unwrap().revision), (0, 1));
+    kv.put(put("ls/2", "v")).await.unwrap();
 }
 
 #[tokio::test]
