@@ -190,3 +190,52 @@ async fn a_txn_has_its_bounds() {
     let answer = kv.range(get("a")).await.unwrap().into_inner();
     assert_eq!(answer.kvs[0].value.as_ref(), b"v");
 }
+
+#[tokio::test]
+async fn what_only_reads_leaves_nothing_in_the_log() {
+    let server = Server::start();
+    let mut kv = server.kv().await;
+    kv.put(put("a", "v")).await.unwrap();
+    let index = || async {
+        let mut maintenance = server.maintenance().await;
+        let told = maintenance.status(pb::StatusRequest {}).await.unwrap();
+        told.into_inner().raft_index
+    };
+    let before = index().await;
+    let reads = pb::TxnRequest {
+        compare: vec![pb::Compare {
+            key: "a".into(),
+            ..compare(
+                CompareTarget::Version,
+                CompareResult::Equal,
+                TargetUnion::Version(1),
+            )
+        }],
+        success: vec![range_op(get("a")), range_op(prefix("a"))],
+        failure: vec![range_op(get("b"))],
+    };
+    for serializable in [false, true] {
+        let mut txn = reads.clone();
+        for op in txn.success.iter_mut().chain(&mut txn.failure) {
+            if let Some(Request::RequestRange(range)) = &mut op.request {
+                range.serializable = serializable;
+            }
+        }
+        let answer = kv.txn(txn).await.unwrap().into_inner();
+        assert!(answer.succeeded);
+        assert_eq!(answer.header.unwrap().revision, 2);
+        kv.range(pb::RangeRequest {
+            serializable,
+            ..get("a")
+        })
+        .await
+        .unwrap();
+    }
+    assert_eq!(index().await, before);
+    let write = pb::TxnRequest {
+        success: vec![put_op(put("b", "v"))],
+        ..reads
+    };
+    kv.txn(write).await.unwrap();
+    assert_eq!(index().await, before + 1);
+}
