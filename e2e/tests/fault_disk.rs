@@ -217,7 +217,10 @@ async fn a_disk_without_space_for_the_log_refuses_writes_until_there_is_some() -
     };
     ensure!(
         (refusal.code(), refusal.message())
-            == (Code::ResourceExhausted, "etcdserver: too many requests"),
+            == (
+                Code::ResourceExhausted,
+                "etcdserver: mvcc: database space exceeded"
+            ),
         "{refusal}"
     );
     ensure!(goes_on(&mut server, &client).await?, "it stopped");
