@@ -524,10 +524,12 @@ fn compare_flags() -> Result<()> {
     /// Told, but no flags any more.
     const NONE: [&str; 2] = ["discovery", "discovery-proxy"];
     /// Said in other words.
-    const OTHER_WORDS: [&str; 4] = [
+    const OTHER_WORDS: [&str; 6] = [
         "data-dir",
         "max-concurrent-streams",
         "backend-batch-interval",
+        "compaction-batch-limit",
+        "watch-progress-notify-interval",
         "v2-deprecation",
     ];
     let (etcds, ours) = (
