@@ -109,6 +109,11 @@ impl StoreServer {
         self.environment.push((name.to_owned(), value.to_owned()));
     }
 
+    /// Other flags from the next start on.
+    pub fn set_flags(&mut self, flags: &[&str]) {
+        self.flags = flags.iter().map(|&flag| flag.to_owned()).collect();
+    }
+
     /// Starts the process on the data that is there and waits until it answers.
     pub async fn restart(&mut self) -> Result<()> {
         self.spawn()?;

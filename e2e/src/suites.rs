@@ -98,6 +98,8 @@ const SUITES: &[Suite] = &[
     long("fault_kill_long", "fault_kill", 1_800),
     test("fault_power_cut", Group::Wire, 300),
     long("fault_power_cut_long", "fault_power_cut", 1_800),
+    test("fault_convert", Group::Wire, 240),
+    long("fault_convert_long", "fault_convert", 1_200),
     test("fault_log_tail", Group::Wire, 240),
     test("fault_disk", Group::Wire, 400),
     long("fault_disk_long", "fault_disk", 900),

@@ -12,6 +12,7 @@ use std::fmt::Write;
 use std::process::ExitCode;
 
 use ballast_api::API_VERSION;
+use ballast_storage::backend::Kind;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::{Asked, Config, Stop, Values, flags};
@@ -142,6 +143,16 @@ fn end_by(received: SignalKind) -> ExitCode {
         let _ = signal_hook::low_level::emulate_default_handler(received.as_raw_value());
     }
     ExitCode::SUCCESS
+}
+
+/// A command's `--storage-engine`.
+fn storage_engine(name: &str) -> Result<Kind, String> {
+    Kind::named(name).ok_or_else(|| {
+        format!(
+            "must be one of {}",
+            Kind::ALL.map(Kind::extension).join(", ")
+        )
+    })
 }
 
 fn version() -> String {

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ballast_storage::backend::Kind;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::health::HttpAccess;
@@ -79,6 +80,7 @@ pub struct Config {
     pub compaction_batch_limit: usize,
     pub compaction_sleep: Duration,
     pub value_cache_bytes: u64,
+    pub storage_engine: Kind,
     pub auto_compaction: AutoCompaction,
 
     pub txn_ops_max: usize,
@@ -216,6 +218,7 @@ impl Config {
                 values.duration("compaction-sleep-interval"),
                 Duration::from_millis(10),
             ),
+            storage_engine: engine(values.text("storage-engine"))?,
             value_cache_bytes: match values.u64("value-cache-bytes") {
                 0 => value_cache_default(),
                 bytes => bytes,
@@ -463,6 +466,11 @@ fn positive_or(given: i64, default: usize) -> usize {
         .ok()
         .filter(|given| *given > 0)
         .unwrap_or(default)
+}
+
+/// The engine of this name, which the flag's form has checked.
+fn engine(name: &str) -> Result<Kind, String> {
+    Kind::named(name).ok_or_else(|| format!("there is no storage engine {name}"))
 }
 
 /// A quarter of the memory this process may use, between 64 MiB and 4 GiB.

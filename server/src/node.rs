@@ -114,6 +114,7 @@ impl Node {
         node.start_loops(&config);
         node.publish(&config).await?;
         node.serve(listeners, &config);
+        node.convert();
         Ok(node)
     }
 
@@ -257,6 +258,33 @@ impl Node {
         );
     }
 
+    /// Begins to bring the database to the engine that the flag names, when it has another one. Nobody waits for it; it is given up at
+    /// the stop, and begun anew at the next start.
+    fn convert(&self) {
+        let store = Arc::clone(&self.context.store);
+        let Some(to) = store.converts_to() else {
+            return;
+        };
+        let from = store.engine();
+        tracing::warn!(
+            %from, %to,
+            "the database has another engine than --storage-engine names; serving from it while it is converted"
+        );
+        tokio::task::spawn_blocking(move || match store.defragment() {
+            Ok(report) => tracing::info!(
+                %from, %to,
+                size_before = report.before.allocated,
+                size_after = report.after.allocated,
+                took = ?report.took,
+                "converted the database"
+            ),
+            Err(error) => tracing::warn!(
+                %from, %to, %error,
+                "the database was not converted; a defragmentation or the next start tries again"
+            ),
+        });
+    }
+
     /// Stops taking requests, lets open ones end, and leaves everything on the disk.
     pub async fn stop(mut self) -> Result<(), StorageError> {
         tracing::info!("stopping");
@@ -317,6 +345,7 @@ impl Listeners {
 async fn open_store(config: &Config, data_dir: &DataDir) -> Result<Arc<Store>, StartError> {
     let options = StoreOptions {
         dir: data_dir.db.clone(),
+        engine: config.storage_engine,
         value_cache_bytes: config.value_cache_bytes,
         engine_cache_bytes: ENGINE_CACHE_BYTES,
         compaction_batch_limit: config.compaction_batch_limit,

@@ -16,6 +16,7 @@ use ballast_server::raft::log_store::LogStore;
 use ballast_server::raft::node::open_storage;
 use ballast_server::raft::state_machine::StateMachine;
 use ballast_storage::LogPosition;
+use ballast_storage::backend::Kind;
 use ballast_storage::mvcc::{Store, StoreOptions};
 use openraft::alias::{EntryOf, LogIdOf, VoteOf};
 use openraft::entry::RaftEntry;
@@ -123,7 +124,7 @@ impl RaftLogStorage<TypeConfig> for Padded {
     }
 }
 
-struct Builder;
+struct Builder(Kind);
 
 impl StoreBuilder<TypeConfig, Padded, StateMachine, tempfile::TempDir> for Builder {
     async fn build(
@@ -132,6 +133,7 @@ impl StoreBuilder<TypeConfig, Padded, StateMachine, tempfile::TempDir> for Build
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(StoreOptions {
             dir: dir.path().join("db"),
+            engine: self.0,
             value_cache_bytes: 1 << 20,
             engine_cache_bytes: 1 << 20,
             compaction_batch_limit: 1000,
@@ -152,9 +154,18 @@ impl StoreBuilder<TypeConfig, Padded, StateMachine, tempfile::TempDir> for Build
 type Library = Suite<TypeConfig, Padded, StateMachine, Builder, tempfile::TempDir>;
 
 /// All of it but the suite's last part, which installs another member's snapshot: that is refused, and only that.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_librarys_storage_suite_passes_up_to_installing_a_snapshot() {
-    let refused = Library::test_all(Builder).await.unwrap_err();
+async fn passes_up_to_installing_a_snapshot(kind: Kind) {
+    let refused = Library::test_all(Builder(kind)).await.unwrap_err();
     let refused = refused.to_string();
     assert!(refused.contains("single members only"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_librarys_storage_suite_passes_on_redb() {
+    passes_up_to_installing_a_snapshot(Kind::Redb).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_librarys_storage_suite_passes_on_sled() {
+    passes_up_to_installing_a_snapshot(Kind::Sled).await;
 }

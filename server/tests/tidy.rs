@@ -38,7 +38,7 @@ const BANNED: [(&str, &[&str], &str); 8] = [
     ),
     (
         "server/storage/src/mvcc",
-        &["redb::"],
+        &["redb::", "sled::"],
         "an engine is named in backend/<engine>.rs only",
     ),
     (

@@ -1,4 +1,4 @@
-//! `ballast defrag --data-dir DIR`: rewrites the database of a member that does not run.
+//! `ballast defrag --data-dir DIR [--storage-engine KIND]`: rewrites the database of a member that does not run, into another engine if told so.
 //!
 //! Promises: a directory in use, or without a database, is refused. A crash leaves the old database or the new one.
 //! Not here: the rewriting (`ballast_storage`), and that of a running member, which needs no pause (the Defragment RPC).
@@ -10,6 +10,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ballast_storage::StorageError;
+use ballast_storage::backend::Kind;
+use ballast_storage::backend::current::{self, Found};
 use ballast_storage::mvcc::{DefragReport, Store, StoreOptions};
 use clap::Parser;
 use tracing_subscriber::filter::LevelFilter;
@@ -29,6 +31,9 @@ struct Args {
     /// The data directory, not in use.
     #[arg(long)]
     data_dir: PathBuf,
+    /// The engine of the new database: redb or sled. The present one's when not given.
+    #[arg(long, value_parser = super::storage_engine)]
+    storage_engine: Option<Kind>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -54,11 +59,11 @@ pub(super) fn run(args: &[String]) -> ExitCode {
     };
     logging::start(LevelFilter::INFO, LogFormat::Json, Outputs::stderr());
     let dir = args.data_dir.display();
-    match defragment(&args.data_dir) {
+    match defragment(&args.data_dir, args.storage_engine) {
         Ok(report) => {
             super::print(&format!(
-                "defragmented {dir}: {} bytes before, {} after\n",
-                report.before.allocated, report.after.allocated
+                "defragmented {dir}: {} bytes before ({}), {} after ({})\n",
+                report.before.allocated, report.from, report.after.allocated, report.to
             ));
             ExitCode::SUCCESS
         }
@@ -69,13 +74,19 @@ pub(super) fn run(args: &[String]) -> ExitCode {
     }
 }
 
-fn defragment(dir: &Path) -> Result<DefragReport, Failure> {
+fn defragment(dir: &Path, engine: Option<Kind>) -> Result<DefragReport, Failure> {
     if !dir.join("member/db/CURRENT").exists() {
         return Err(Failure::NoDatabase);
     }
     let data_dir = DataDir::open(dir, None)?;
+    let engine = match (engine, current::recover(&data_dir.db)?) {
+        (Some(engine), _) => engine,
+        (None, Found::Database(name)) => name.kind,
+        (None, Found::Nothing) => return Err(Failure::NoDatabase),
+    };
     let store = Store::open(StoreOptions {
         dir: data_dir.db.clone(),
+        engine,
         value_cache_bytes: 0,
         engine_cache_bytes: ENGINE_CACHE_BYTES,
         compaction_batch_limit: 1_000,
@@ -95,7 +106,7 @@ mod tests {
     #[test]
     fn a_directory_without_a_database_is_left_as_it_is() {
         let dir = tempfile::tempdir().unwrap();
-        let error = defragment(dir.path()).unwrap_err();
+        let error = defragment(dir.path(), None).unwrap_err();
         assert_eq!(error.to_string(), "it holds no database");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }

@@ -16,6 +16,7 @@ use std::time::Duration;
 use ballast_api::etcdserverpb::SnapshotRequest;
 use ballast_api::etcdserverpb::maintenance_client::MaintenanceClient;
 use ballast_storage::StorageError;
+use ballast_storage::backend::Kind;
 use ballast_storage::bolt::{self, BoltFile, SnapshotStatus, Trailer};
 use ballast_storage::mvcc::{RestoreOptions, RestoreReport, restore};
 use clap::{Parser, Subcommand, ValueEnum};
@@ -104,6 +105,9 @@ struct Restore {
     /// Count everything before the bumped revision as compacted: required with a bump, disallowed otherwise.
     #[arg(long, action = clap::ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     mark_compacted: bool,
+    /// The engine of the database: redb or sled.
+    #[arg(long, value_parser = super::storage_engine, default_value_t)]
+    storage_engine: Kind,
     /// Accepted for etcdutl's sake; changes nothing.
     #[arg(long, default_value_t = 0)]
     initial_memory_map_size: u64,
@@ -402,6 +406,7 @@ fn run_restore(args: &Restore) -> Result<String, Failure> {
         cluster_id: cluster::cluster_id(&ids),
         member_id: own.map_or(0, |member| member.id),
         members: founders,
+        engine: args.storage_engine,
         revision_bump: args.bump_revision,
     };
     tracing::info!(

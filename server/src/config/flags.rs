@@ -354,7 +354,7 @@ pub const FLAGS: &[Flag] = &[
     flag(
         "storage-engine",
         "redb",
-        Form::Choice(&["redb"]),
+        Form::Choice(&["redb", "sled"]),
         Effect::Used,
     ),
 ];

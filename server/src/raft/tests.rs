@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ballast_api::etcdserverpb::{InternalRaftRequest, PutRequest, PutResponse};
 use ballast_storage::LogPosition;
+use ballast_storage::backend::Kind;
 use ballast_storage::mvcc::{RangeOptions, Store, StoreOptions};
 use ballast_storage::schema::{Table, meta};
 use bytes::Bytes;
@@ -44,6 +45,7 @@ struct Member {
 fn store(dir: &Path) -> Arc<Store> {
     Store::open(StoreOptions {
         dir: dir.join("db"),
+        engine: Kind::Redb,
         value_cache_bytes: 1 << 20,
         engine_cache_bytes: 1 << 20,
         compaction_batch_limit: 1000,

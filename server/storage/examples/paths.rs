@@ -1,4 +1,4 @@
-//! Times the store's paths alone: `cargo run --release -p ballast-storage --example paths -- [keys]`.
+//! Times the store's paths alone: `cargo run --release -p ballast-storage --example paths -- [keys [engine]]`.
 //!
 //! CPU is that of the whole process, committer included.
 
@@ -10,6 +10,7 @@
 
 use std::time::{Duration, Instant};
 
+use ballast_storage::backend::Kind;
 use ballast_storage::mvcc::tree::{Live, Tree};
 use ballast_storage::mvcc::{RangeOptions, Store, StoreOptions};
 use ballast_storage::{LogPosition, clock};
@@ -88,10 +89,11 @@ fn tree(keys: usize) {
     });
 }
 
-fn store(keys: usize) {
+fn store(keys: usize, engine: Kind) {
     let dir = tempfile::tempdir().unwrap();
     let options = StoreOptions {
         dir: dir.path().to_owned(),
+        engine,
         value_cache_bytes: 256 << 20,
         engine_cache_bytes: 64 << 20,
         compaction_batch_limit: 1000,
@@ -188,6 +190,9 @@ fn main() {
     let keys = std::env::args()
         .nth(1)
         .map_or(200_000, |text| text.parse().unwrap());
+    let engine = std::env::args()
+        .nth(2)
+        .map_or_else(Kind::default, |name| Kind::named(&name).unwrap());
     tree(keys);
-    store(keys);
+    store(keys, engine);
 }

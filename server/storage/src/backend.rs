@@ -14,6 +14,13 @@ use crate::error::StorageError;
 
 pub mod current;
 mod redb;
+mod sled;
+mod tally;
+
+pub use tally::Tally;
+
+/// Engine keys begin with a byte below this; what lies above is the engine's own.
+pub const OWN_PREFIX: u8 = u8::MAX;
 
 /// Writes in order; a later one to the same key wins.
 #[derive(Clone, Debug, Default)]
@@ -35,7 +42,7 @@ impl Batch {
 /// Bytes on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineSize {
-    /// Blocks allocated to the file, in bytes (its length runs ahead), less what the engine needs for itself when it holds nothing.
+    /// Blocks allocated to the file or files, in bytes (their lengths run ahead), less what the engine needs for itself when it holds nothing.
     pub allocated: u64,
 }
 
@@ -49,31 +56,52 @@ pub trait Engine: Send + Sync + std::fmt::Debug {
     fn get(&self, key: &[u8]) -> Result<Option<Bytes>, StorageError>;
     /// As many `get`s at the cost of one read transaction. Answers in the order of `keys`.
     fn get_many(&self, keys: &[Bytes]) -> Result<Vec<Option<Bytes>>, StorageError>;
-    /// Pairs with `start <= key < end`, ascending, at least one if there is one, stopping after `bytes_max` of keys and values.
+    /// Pairs with `start <= key < end`, ascending, at least one if there is one, stopping after `bytes_max` of keys and values. Not of one
+    /// moment: a batch written meanwhile may show in the later pairs only.
     fn scan(&self, start: &[u8], end: &[u8], bytes_max: usize) -> Result<Pairs, StorageError>;
     fn size(&self) -> Result<EngineSize, StorageError>;
+    /// What all pairs written sum up to, for whoever reads them all; None when the engine keeps no such sum.
+    fn tally(&self) -> Result<Option<Tally>, StorageError>;
 }
 
-/// Which engine. The name is part of the database file's name.
+/// Which engine. The name is part of the name of the database's file or directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
+    /// One file.
     #[default]
     Redb,
+    /// A directory.
+    Sled,
 }
 
 impl Kind {
-    /// The extension of the engine's files.
+    pub const ALL: [Kind; 2] = [Kind::Redb, Kind::Sled];
+
+    /// The extension of the engine's files, and the value of `--storage-engine`.
     pub const fn extension(self) -> &'static str {
         match self {
             Kind::Redb => "redb",
+            Kind::Sled => "sled",
         }
+    }
+
+    /// The engine of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.extension() == name)
     }
 
     /// Opens the database at `path`, making it when absent.
     pub fn open(self, path: &Path, cache_bytes: u64) -> Result<Arc<dyn Engine>, StorageError> {
         match self {
             Kind::Redb => Ok(Arc::new(redb::Redb::open(path, cache_bytes)?)),
+            Kind::Sled => Ok(Arc::new(sled::Sled::open(path, cache_bytes)?)),
         }
+    }
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.extension())
     }
 }
 
@@ -106,5 +134,8 @@ impl Engine for Closed {
     }
     fn size(&self) -> Result<EngineSize, StorageError> {
         self.refuse("size")
+    }
+    fn tally(&self) -> Result<Option<Tally>, StorageError> {
+        self.refuse("tally")
     }
 }

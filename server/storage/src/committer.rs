@@ -269,6 +269,12 @@ impl Committer {
         self.work.notify_all();
     }
 
+    /// Whether it was asked to end, or has ended.
+    pub fn is_closing(&self) -> bool {
+        let state = self.state.lock();
+        state.closing || state.is_over()
+    }
+
     /// Asks the thread to end without writing anything more.
     pub fn abandon(&self) {
         self.state.lock().stopped = true;

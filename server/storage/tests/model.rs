@@ -13,6 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ballast_storage::backend::Kind;
 use ballast_storage::mvcc::{EventKind, RangeOptions, Store, StoreOptions};
 use ballast_storage::{LogPosition, MvccError, ReadError};
 use rand::prelude::*;
@@ -138,6 +139,8 @@ struct Run {
     model: Model,
     store: Arc<Store>,
     options: StoreOptions,
+    /// Each start names one of them: a defragmentation converts.
+    engines: &'static [Kind],
 }
 
 fn open(options: &StoreOptions) -> Arc<Store> {
@@ -145,10 +148,11 @@ fn open(options: &StoreOptions) -> Arc<Store> {
 }
 
 impl Run {
-    fn new(seed: u64, dir: &Path) -> Self {
+    fn new(seed: u64, dir: &Path, engines: &'static [Kind]) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let options = StoreOptions {
             dir: dir.to_owned(),
+            engine: engines[0],
             // Sometimes everything is cached, sometimes nothing.
             value_cache_bytes: [0, 4 << 10, 1 << 20][rng.random_range(0..3)],
             engine_cache_bytes: 1 << 20,
@@ -169,6 +173,7 @@ impl Run {
             model,
             store,
             options,
+            engines,
         }
     }
 
@@ -242,7 +247,10 @@ impl Run {
         match self.rng.random_range(0..200) {
             0 => self.reopen(true),
             1 | 2 => self.reopen(false),
-            3 => drop(self.store.defragment().unwrap()),
+            3 => {
+                self.store.defragment().unwrap();
+                assert_eq!(self.store.engine(), self.options.engine);
+            }
             4..=12 => self.check(),
             _ => {}
         }
@@ -262,6 +270,7 @@ impl Run {
             dir: scratch.path().to_owned(),
             ..self.options.clone()
         });
+        self.options.engine = self.engines[self.rng.random_range(0..self.engines.len())];
         self.store = open(&self.options);
         let applied = self.store.applied();
         assert!(applied >= before, "the engine lost what it had");
@@ -394,8 +403,7 @@ impl Run {
     }
 }
 
-#[test]
-fn random_histories_match_a_naive_map() {
+fn random_histories_match_a_naive_map(engines: &'static [Kind]) {
     let number = |name| {
         std::env::var(name)
             .ok()
@@ -406,10 +414,25 @@ fn random_histories_match_a_naive_map() {
         let seed = number("BALLAST_SEED").unwrap_or_else(|| rand::rng().random());
         eprintln!("seed {seed}");
         let dir = tempfile::tempdir().unwrap();
-        let mut run = Run::new(seed, dir.path());
+        let mut run = Run::new(seed, dir.path(), engines);
         for _ in 0..600 {
             run.step();
         }
         run.reopen(true);
     }
+}
+
+#[test]
+fn random_histories_match_a_naive_map_on_redb() {
+    random_histories_match_a_naive_map(&[Kind::Redb]);
+}
+
+#[test]
+fn random_histories_match_a_naive_map_on_sled() {
+    random_histories_match_a_naive_map(&[Kind::Sled]);
+}
+
+#[test]
+fn random_histories_match_a_naive_map_while_the_engine_changes() {
+    random_histories_match_a_naive_map(&Kind::ALL);
 }

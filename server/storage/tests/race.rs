@@ -6,6 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+mod engines;
+
+use ballast_storage::backend::Kind;
 use ballast_storage::mvcc::{RangeOptions, Store, StoreOptions};
 use ballast_storage::{LogPosition, MvccError, ReadError};
 
@@ -96,11 +99,11 @@ fn follow(store: &Store, stop: &AtomicBool) -> u64 {
     seen
 }
 
-#[test]
-fn nothing_is_missing_torn_or_wrong_while_history_is_deleted_and_the_file_is_changed() {
+fn nothing_is_missing_torn_or_wrong_while_history_is_deleted_and_the_file_is_changed(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(StoreOptions {
         dir: dir.path().to_owned(),
+        engine: kind,
         value_cache_bytes: 0, // so that reads go to the overlay and the engine
         engine_cache_bytes: 4 << 20,
         compaction_batch_limit: 200,
@@ -134,3 +137,5 @@ fn nothing_is_missing_torn_or_wrong_while_history_is_deleted_and_the_file_is_cha
     assert!(store.failure().is_none());
     store.close().unwrap();
 }
+
+on_each_engine!(nothing_is_missing_torn_or_wrong_while_history_is_deleted_and_the_file_is_changed,);

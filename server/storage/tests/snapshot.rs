@@ -7,7 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+mod engines;
+
 use ballast_api::etcdserverpb::Member;
+use ballast_storage::backend::Kind;
 use ballast_storage::bolt::{BoltFile, Planner, Trailer, Writer, check, status, verify_trailer};
 use ballast_storage::mvcc::{
     HashKv, RangeOptions, RestoreOptions, Store, StoreOptions, WriteTxn, restore,
@@ -17,9 +20,10 @@ use ballast_storage::{LogPosition, ReadError, StorageError};
 use bytes::Bytes;
 use prost::Message;
 
-fn open(dir: &Path) -> Arc<Store> {
+fn open(kind: Kind, dir: &Path) -> Arc<Store> {
     Store::open(StoreOptions {
         dir: dir.to_owned(),
+        engine: kind,
         value_cache_bytes: 1 << 20,
         engine_cache_bytes: 1 << 20,
         compaction_batch_limit: 100,
@@ -136,11 +140,12 @@ fn save(store: &Store, path: &Path, chunk_bytes: usize) -> u64 {
     stream.size()
 }
 
-fn options(bump: u64) -> RestoreOptions {
+fn options(engine: Kind, bump: u64) -> RestoreOptions {
     RestoreOptions {
         cluster_id: 5,
         member_id: 6,
         members: vec![member(6)],
+        engine,
         revision_bump: bump,
     }
 }
@@ -149,10 +154,9 @@ fn hash_at(store: &Store, revision: i64) -> HashKv {
     store.hash_kv(revision).unwrap()
 }
 
-#[test]
-fn a_snapshot_passes_the_checks_and_restores_to_the_same_hash() {
+fn a_snapshot_passes_the_checks_and_restores_to_the_same_hash(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(&dir.path().join("a"));
+    let store = open(kind, &dir.path().join("a"));
     fill(&store);
     let path = dir.path().join("snapshot.db");
     for chunk_bytes in [1_000, 32 << 10, 64 << 20] {
@@ -175,12 +179,12 @@ fn a_snapshot_passes_the_checks_and_restores_to_the_same_hash() {
 
     let file = BoltFile::open(&path).unwrap();
     let to = dir.path().join("b");
-    let report = restore(&file, &to, &options(0)).unwrap();
+    let report = restore(&file, &to, &options(kind, 0)).unwrap();
     assert_eq!(report.revision, store.view().revision());
     assert_eq!(report.unknown, Vec::<String>::new());
     assert!(report.auth_enabled);
     assert_eq!(report.leases, 1);
-    let restored = open(&to);
+    let restored = open(kind, &to);
     // At 900 the store answers what its compaction left, which no other process has.
     for revision in [901, 1_500, 0] {
         let (ours, theirs) = (hash_at(&restored, revision), hash_at(&store, revision));
@@ -202,10 +206,9 @@ fn a_snapshot_passes_the_checks_and_restores_to_the_same_hash() {
     assert_eq!(hash_at(&restored, 0).hash, hash_at(&store, 0).hash);
 }
 
-#[test]
-fn a_snapshot_is_of_one_moment_whatever_is_written_and_compacted_meanwhile() {
+fn a_snapshot_is_of_one_moment_whatever_is_written_and_compacted_meanwhile(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(&dir.path().join("a"));
+    let store = open(kind, &dir.path().join("a"));
     let mut log = fill(&store);
     let before = hash_at(&store, 0);
     let mut stream = store.snapshot().unwrap();
@@ -228,18 +231,17 @@ fn a_snapshot_is_of_one_moment_whatever_is_written_and_compacted_meanwhile() {
     let file = BoltFile::open(&path).unwrap();
     check(&file).unwrap();
     let to = dir.path().join("b");
-    restore(&file, &to, &options(0)).unwrap();
-    let restored = hash_at(&open(&to), 0);
+    restore(&file, &to, &options(kind, 0)).unwrap();
+    let restored = hash_at(&open(kind, &to), 0);
     assert_eq!(
         (restored.hash, restored.current_revision),
         (before.hash, before.current_revision)
     );
 }
 
-#[test]
-fn a_store_closes_while_a_snapshot_holds_up_a_compaction() {
+fn a_store_closes_while_a_snapshot_holds_up_a_compaction(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(&dir.path().join("a"));
+    let store = open(kind, &dir.path().join("a"));
     let mut log = fill(&store);
     let stream = store.snapshot().unwrap();
     let revision = store.view().revision();
@@ -250,18 +252,22 @@ fn a_store_closes_while_a_snapshot_holds_up_a_compaction() {
 }
 
 /// kubernetes/kubernetes#107457: after a restore no client may see a revision again that it saw before.
-#[test]
-fn a_bump_compacts_everything_before_it_and_keeps_the_keys() {
+fn a_bump_compacts_everything_before_it_and_keeps_the_keys(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(&dir.path().join("a"));
+    let store = open(kind, &dir.path().join("a"));
     fill(&store);
     let path = dir.path().join("snapshot.db");
     save(&store, &path, 1 << 20);
     let old = store.view();
     let to = dir.path().join("b");
-    let report = restore(&BoltFile::open(&path).unwrap(), &to, &options(1_000_000)).unwrap();
+    let report = restore(
+        &BoltFile::open(&path).unwrap(),
+        &to,
+        &options(kind, 1_000_000),
+    )
+    .unwrap();
     assert_eq!(report.revision, old.revision() + 1_000_000);
-    let restored = open(&to);
+    let restored = open(kind, &to);
     let view = restored.view();
     assert_eq!(view.revision(), report.revision);
     assert_eq!(view.compact_revision(), report.revision);
@@ -283,24 +289,26 @@ fn a_bump_compacts_everything_before_it_and_keeps_the_keys() {
     assert_eq!(status(&path).unwrap().revision, report.revision + 1);
 }
 
-#[test]
-fn a_bump_beyond_the_last_revision_is_refused() {
+fn a_bump_beyond_the_last_revision_is_refused(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(&dir.path().join("a"));
+    let store = open(kind, &dir.path().join("a"));
     Log::new(&store).put("k", b"v", 0);
     let path = dir.path().join("snapshot.db");
     save(&store, &path, 1 << 20);
     let file = BoltFile::open(&path).unwrap();
     for bump in [u64::MAX, i64::MAX as u64] {
-        let refused = restore(&file, &dir.path().join(bump.to_string()), &options(bump));
+        let refused = restore(
+            &file,
+            &dir.path().join(bump.to_string()),
+            &options(kind, bump),
+        );
         assert!(matches!(refused, Err(StorageError::Refused { .. })));
     }
 }
 
-#[test]
-fn a_directory_with_a_database_is_not_restored_into() {
+fn a_directory_with_a_database_is_not_restored_into(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(&dir.path().join("a"));
+    let store = open(kind, &dir.path().join("a"));
     Log::new(&store).put("k", b"v", 0);
     let path = dir.path().join("snapshot.db");
     save(&store, &path, 1 << 20);
@@ -308,25 +316,23 @@ fn a_directory_with_a_database_is_not_restored_into() {
     let refused = restore(
         &BoltFile::open(&path).unwrap(),
         &dir.path().join("a"),
-        &options(0),
+        &options(kind, 0),
     );
     assert!(matches!(refused, Err(StorageError::Refused { .. })));
 }
 
-#[test]
-fn an_empty_store_has_a_snapshot_too() {
+fn an_empty_store_has_a_snapshot_too(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(&dir.path().join("a"));
+    let store = open(kind, &dir.path().join("a"));
     let path = dir.path().join("snapshot.db");
     save(&store, &path, 1 << 20);
     assert_eq!(status(&path).unwrap().total_keys, 0);
     let to = dir.path().join("b");
-    restore(&BoltFile::open(&path).unwrap(), &to, &options(0)).unwrap();
-    assert_eq!(open(&to).view().revision(), 1);
+    restore(&BoltFile::open(&path).unwrap(), &to, &options(kind, 0)).unwrap();
+    assert_eq!(open(kind, &to).view().revision(), 1);
 }
 
-#[test]
-fn a_database_of_something_else_is_not_restored() {
+fn a_database_of_something_else_is_not_restored(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
     let mut planner = Planner::new();
     planner.begin_bucket(5).unwrap();
@@ -335,7 +341,18 @@ fn a_database_of_something_else_is_not_restored() {
     let path = dir.path().join("other.db");
     fs::write(&path, writer.finish().unwrap()).unwrap();
     let to = dir.path().join("b");
-    let refused = restore(&BoltFile::open(&path).unwrap(), &to, &options(0)).unwrap_err();
+    let refused = restore(&BoltFile::open(&path).unwrap(), &to, &options(kind, 0)).unwrap_err();
     assert!(refused.to_string().contains("no bucket key"), "{refused}");
     assert!(!to.exists());
 }
+
+on_each_engine!(
+    a_snapshot_passes_the_checks_and_restores_to_the_same_hash,
+    a_snapshot_is_of_one_moment_whatever_is_written_and_compacted_meanwhile,
+    a_store_closes_while_a_snapshot_holds_up_a_compaction,
+    a_bump_compacts_everything_before_it_and_keeps_the_keys,
+    a_bump_beyond_the_last_revision_is_refused,
+    a_directory_with_a_database_is_not_restored_into,
+    an_empty_store_has_a_snapshot_too,
+    a_database_of_something_else_is_not_restored,
+);

@@ -6,15 +6,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+mod engines;
+
 use ballast_storage::backend::{Batch, Kind};
 use ballast_storage::mvcc::{EventKind, RangeOptions, Store, StoreOptions, View, WriteTxn};
 use ballast_storage::schema::{Table, meta};
 use ballast_storage::{LogPosition, MvccError, ReadError, Revision, StorageError};
 use bytes::Bytes;
 
-fn options(dir: &Path) -> StoreOptions {
+fn options(kind: Kind, dir: &Path) -> StoreOptions {
     StoreOptions {
         dir: dir.to_owned(),
+        engine: kind,
         value_cache_bytes: 1 << 20,
         engine_cache_bytes: 1 << 20,
         compaction_batch_limit: 10,
@@ -24,8 +27,8 @@ fn options(dir: &Path) -> StoreOptions {
     }
 }
 
-fn open(dir: &Path) -> Arc<Store> {
-    let store = Store::open(options(dir)).unwrap();
+fn open(kind: Kind, dir: &Path) -> Arc<Store> {
+    let store = Store::open(options(kind, dir)).unwrap();
     store.set_log_synced(u64::MAX);
     store
 }
@@ -100,10 +103,9 @@ fn events(view: &View, start: i64) -> Vec<String> {
         .collect()
 }
 
-#[test]
-fn a_new_store_is_at_revision_one_and_each_write_adds_one() {
+fn a_new_store_is_at_revision_one_and_each_write_adds_one(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     assert_eq!(store.view().revision(), 1);
     assert_eq!(put(&store, "a", "1"), 2);
     assert_eq!(delete(&store, "missing"), 2);
@@ -115,10 +117,9 @@ fn a_new_store_is_at_revision_one_and_each_write_adds_one() {
     assert_eq!(dump(&store.view(), 1), [""; 0]);
 }
 
-#[test]
-fn create_revision_and_version_start_again_after_a_delete() {
+fn create_revision_and_version_start_again_after_a_delete(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     put(&store, "k", "1");
     put(&store, "k", "2");
     delete(&store, "k");
@@ -140,10 +141,9 @@ fn create_revision_and_version_start_again_after_a_delete() {
     assert_eq!(kvs(0), (5, 5, 1));
 }
 
-#[test]
-fn a_transaction_sees_its_own_writes_and_nobody_else_does_before_commit() {
+fn a_transaction_sees_its_own_writes_and_nobody_else_does_before_commit(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     put(&store, "a", "1");
     let mut txn = store.begin(LogPosition { term: 1, index: 2 });
     txn.put("b".into(), "2".into(), 7).unwrap();
@@ -173,10 +173,9 @@ fn a_transaction_sees_its_own_writes_and_nobody_else_does_before_commit() {
     assert_eq!(store.leased_keys(), [(Bytes::from("b"), 7)]);
 }
 
-#[test]
-fn a_dropped_transaction_changes_nothing() {
+fn a_dropped_transaction_changes_nothing(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     put(&store, "a", "1");
     let mut txn = store.begin(LogPosition { term: 1, index: 2 });
     txn.put("a".into(), "2".into(), 0).unwrap();
@@ -188,10 +187,9 @@ fn a_dropped_transaction_changes_nothing() {
     assert!(compaction.wait().is_err(), "nobody may wait for ever");
 }
 
-#[test]
-fn limit_count_and_keys_only_answer_as_etcd() {
+fn limit_count_and_keys_only_answer_as_etcd(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     for i in 0..10 {
         put(&store, &format!("k{i}"), "v");
     }
@@ -238,10 +236,9 @@ fn limit_count_and_keys_only_answer_as_etcd() {
     );
 }
 
-#[test]
-fn revisions_out_of_bounds_are_answers() {
+fn revisions_out_of_bounds_are_answers(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     for i in 0..6 {
         put(&store, "kb/1", &i.to_string());
     }
@@ -287,30 +284,28 @@ fn revisions_out_of_bounds_are_answers() {
     assert_eq!(future, Err(MvccError::FutureRevision { current: 7 }));
 }
 
-#[test]
-fn etcd_18089_a_delete_at_the_compact_revision_is_still_told() {
+fn etcd_18089_a_delete_at_the_compact_revision_is_still_told(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     put(&store, "w/a", "1");
     put(&store, "w/b", "1");
     let deleted = delete(&store, "w/a");
     compact(&store, deleted);
     assert_eq!(events(&store.view(), deleted), [format!("-w/a@{deleted}")]);
     store.close().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     assert_eq!(events(&store.view(), deleted), [format!("-w/a@{deleted}")]);
     assert_eq!(dump(&store.view(), 0), ["w/b=1@3"]);
 }
 
-#[test]
-fn etcd_6633_the_head_is_readable_after_all_of_it_was_compacted() {
+fn etcd_6633_the_head_is_readable_after_all_of_it_was_compacted(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     put(&store, "hd/1", "v");
     delete(&store, "hd/1");
     compact(&store, 3);
     store.close().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     let result = store
         .view()
         .range(b"hd/1", b"", &RangeOptions::default())
@@ -319,10 +314,9 @@ fn etcd_6633_the_head_is_readable_after_all_of_it_was_compacted() {
     assert_eq!(put(&store, "hd/1", "v"), 4);
 }
 
-#[test]
-fn what_is_flushed_is_there_after_a_crash_and_the_rest_comes_from_the_log() {
+fn what_is_flushed_is_there_after_a_crash_and_the_rest_comes_from_the_log(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(options(dir.path())).unwrap();
+    let store = Store::open(options(kind, dir.path())).unwrap();
     put(&store, "a", "1");
     put(&store, "b", "2");
     store.set_log_synced(1); // the second entry is not synced in the log
@@ -330,7 +324,7 @@ fn what_is_flushed_is_there_after_a_crash_and_the_rest_comes_from_the_log() {
     wait_until(deadline, || store.durable().index == 1);
     assert_eq!(store.applied(), LogPosition { term: 1, index: 2 });
     drop(store);
-    let store = Store::open(options(dir.path())).unwrap();
+    let store = Store::open(options(kind, dir.path())).unwrap();
     assert_eq!(store.applied(), LogPosition { term: 1, index: 1 });
     assert_eq!(dump(&store.view(), 0), ["a=1@2"]);
 }
@@ -345,10 +339,9 @@ fn wait_until(deadline: Duration, holds: impl Fn() -> bool) {
     drop(done);
 }
 
-#[test]
-fn small_tables_come_back_in_order() {
+fn small_tables_come_back_in_order(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     apply(&store, |txn| {
         txn.table_put(Table::Lease, b"2", "b".into());
         txn.table_put(Table::Lease, b"1", "a".into());
@@ -365,13 +358,12 @@ fn small_tables_come_back_in_order() {
     };
     check(&store);
     store.close().unwrap();
-    check(&open(dir.path()));
+    check(&open(kind, dir.path()));
 }
 
-#[test]
-fn history_is_the_same_from_memory_and_from_the_engine() {
+fn history_is_the_same_from_memory_and_from_the_engine(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     for i in 0..50 {
         put(&store, &format!("k{}", i % 7), &i.to_string());
         if i % 5 == 0 {
@@ -393,7 +385,7 @@ fn history_is_the_same_from_memory_and_from_the_engine() {
     };
     let live_prevs = prevs(&store);
     store.close().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     assert_eq!(events(&store.view(), 10), live);
     assert_eq!(prevs(&store), live_prevs);
     for (revision, expected) in (1..).zip(&dumps) {
@@ -416,10 +408,9 @@ fn history_is_the_same_from_memory_and_from_the_engine() {
     assert_eq!(pieces.len(), live.len());
 }
 
-#[test]
-fn defragmentation_gives_space_back_and_keeps_everything() {
+fn defragmentation_gives_space_back_and_keeps_everything(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     let value = "v".repeat(10_000);
     for i in 0..500 {
         put(&store, &format!("k{i}"), &value);
@@ -445,14 +436,13 @@ fn defragmentation_gives_space_back_and_keeps_everything() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     assert_eq!(files.len(), 2, "{files:?}");
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     assert_eq!(dump(&store.view(), 0).len(), before.len() + 1);
 }
 
-#[test]
-fn an_unknown_format_and_a_lost_current_are_refused() {
+fn an_unknown_format_and_a_lost_current_are_refused(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     apply(&store, |txn| {
         txn.table_put(
             Table::Meta,
@@ -461,18 +451,17 @@ fn an_unknown_format_and_a_lost_current_are_refused() {
         );
     });
     store.close().unwrap();
-    let error = Store::open(options(dir.path())).unwrap_err();
+    let error = Store::open(options(kind, dir.path())).unwrap_err();
     assert!(matches!(error, StorageError::Refused { .. }), "{error}");
     std::fs::remove_file(dir.path().join("CURRENT")).unwrap();
-    let error = Store::open(options(dir.path())).unwrap_err();
+    let error = Store::open(options(kind, dir.path())).unwrap_err();
     assert!(error.to_string().contains("no CURRENT"), "{error}");
 }
 
 /// The numbers are those of etcd v3.7.3 for the same requests.
-#[test]
-fn hash_kv_is_etcds_before_during_and_after_compactions() {
+fn hash_kv_is_etcds_before_during_and_after_compactions(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     let hash = |store: &Store, revision| {
         let found = store.hash_kv(revision).unwrap();
         (found.hash, found.compact_revision, found.hash_revision)
@@ -518,13 +507,12 @@ fn hash_kv_is_etcds_before_during_and_after_compactions() {
     assert_eq!(hash(&store, 0), (2_251_615_204, 18, 18));
     assert_eq!(hash(&store, 18), (692_884_540, 14, 18));
     store.close().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     assert_eq!(hash(&store, 0), (2_251_615_204, 18, 18));
     assert_eq!(hash(&store, 18), (2_251_615_204, 18, 18));
 }
 
-#[test]
-fn a_damaged_record_stops_the_open_and_is_named() {
+fn a_damaged_record_stops_the_open_and_is_named(kind: Kind) {
     for (key, value, expected) in [
         (
             Revision::new(3, 0).to_bytes().to_vec(),
@@ -539,17 +527,18 @@ fn a_damaged_record_stops_the_open_and_is_named() {
         ),
     ] {
         let dir = tempfile::tempdir().unwrap();
-        let store = open(dir.path());
+        let store = open(kind, dir.path());
         put(&store, "a", "1");
         store.close().unwrap();
-        let engine = Kind::Redb
-            .open(&dir.path().join("000001.redb"), 1 << 20)
-            .unwrap();
+        let path = dir.path().join(format!("000001.{kind}"));
+        let engine = kind.open(&path, 1 << 20).unwrap();
         let mut batch = Batch::default();
         batch.put(Table::Key.key(&key), value);
         engine.write(&batch).unwrap();
         drop(engine);
-        let error = Store::open(options(dir.path())).unwrap_err().to_string();
+        let error = Store::open(options(kind, dir.path()))
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("damaged") && error.contains(expected),
             "{error}"
@@ -557,13 +546,12 @@ fn a_damaged_record_stops_the_open_and_is_named() {
     }
 }
 
-#[test]
-fn an_interrupted_compaction_goes_on_at_the_next_open() {
+fn an_interrupted_compaction_goes_on_at_the_next_open(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
     let slow = StoreOptions {
         compaction_batch_limit: 1,
         compaction_sleep: Duration::from_hours(1),
-        ..options(dir.path())
+        ..options(kind, dir.path())
     };
     let store = Store::open(slow).unwrap();
     store.set_log_synced(u64::MAX);
@@ -578,7 +566,7 @@ fn an_interrupted_compaction_goes_on_at_the_next_open() {
     store.flush().unwrap();
     drop(store);
     assert!(compaction.wait().is_err());
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     assert_eq!(store.view().compact_revision(), revision);
     assert_eq!(dump(&store.view(), 0), expected);
     assert_eq!(store.hash_kv(0).unwrap(), hash);
@@ -591,8 +579,27 @@ fn an_interrupted_compaction_goes_on_at_the_next_open() {
     });
     assert!(store.sizes().in_use < 500);
     store.close().unwrap();
-    let store = open(dir.path());
+    let store = open(kind, dir.path());
     assert!(store.table(Table::Meta).unwrap().contains(&finished));
     assert_eq!(dump(&store.view(), 0), expected);
     assert_eq!(store.hash_kv(0).unwrap(), hash);
 }
+
+on_each_engine!(
+    a_new_store_is_at_revision_one_and_each_write_adds_one,
+    create_revision_and_version_start_again_after_a_delete,
+    a_transaction_sees_its_own_writes_and_nobody_else_does_before_commit,
+    a_dropped_transaction_changes_nothing,
+    limit_count_and_keys_only_answer_as_etcd,
+    revisions_out_of_bounds_are_answers,
+    etcd_18089_a_delete_at_the_compact_revision_is_still_told,
+    etcd_6633_the_head_is_readable_after_all_of_it_was_compacted,
+    what_is_flushed_is_there_after_a_crash_and_the_rest_comes_from_the_log,
+    small_tables_come_back_in_order,
+    history_is_the_same_from_memory_and_from_the_engine,
+    defragmentation_gives_space_back_and_keeps_everything,
+    an_unknown_format_and_a_lost_current_are_refused,
+    hash_kv_is_etcds_before_during_and_after_compactions,
+    a_damaged_record_stops_the_open_and_is_named,
+    an_interrupted_compaction_goes_on_at_the_next_open,
+);

@@ -1,16 +1,18 @@
-//! Which file of the directory is the database, and how another one takes its place.
+//! Which database of the directory is the live one, and how another takes its place, of the same engine or another.
 //!
-//!     db/CURRENT            the name of the live file, "000001.redb\n"
-//!     db/000001.redb        the live file
-//!     db/000002.redb.new    a file being made: by the first open, or by a defragmentation
+//!     db/CURRENT            the name of the live database, "000001.redb\n"; the ending names the engine
+//!     db/000001.redb        the live database: a file, or a directory (sled)
+//!     db/000002.sled.new    one being made: by the first open, or by a defragmentation
 //!
-//! To publish: the new file is complete and synced, then CURRENT is replaced (write aside, sync, rename, sync the directory):
+//! To publish: the new database is complete and synced, then CURRENT is replaced (write aside, sync, rename, sync the directory):
 //! that is the moment it counts. Only then does it lose the ending `.new`. So at open
 //!
 //!     CURRENT names X, X.new exists  -> published, not yet renamed: rename it
 //!     a `.new` nobody names          -> a crash before publishing: removed
-//!     another *.redb                 -> the predecessor, whose removal a crash cut short: removed
-//!     *.redb but no CURRENT          -> somebody removed CURRENT: refused, never taken for an empty store
+//!     another database               -> the predecessor, whose removal a crash cut short: removed
+//!     a database but no CURRENT      -> somebody removed CURRENT: refused, never taken for an empty store
+//!
+//! An engine that is open while its database is renamed or removed goes on with what it has open; none looks a name up later.
 //!
 //! etcd has one file, renamed over at the end of a defragmentation (server/storage/backend/backend.go).
 
@@ -25,38 +27,80 @@ const CURRENT: &str = "CURRENT";
 const CURRENT_ASIDE: &str = "CURRENT.new";
 const UNPUBLISHED: &str = ".new";
 
+/// A database's engine and number. Numbers grow, whatever the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Name {
+    pub kind: Kind,
+    pub id: u64,
+}
+
+impl Name {
+    /// The database of an empty directory.
+    pub const fn first(kind: Kind) -> Self {
+        Self { kind, id: 1 }
+    }
+
+    /// The one after it.
+    #[must_use]
+    pub const fn next(self, kind: Kind) -> Self {
+        Self {
+            kind,
+            id: self.id + 1,
+        }
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        let (digits, extension) = name.split_once('.')?;
+        let name_again = Self {
+            kind: Kind::named(extension)?,
+            id: digits.parse().ok()?,
+        };
+        (name_again.to_string() == name).then_some(name_again)
+    }
+
+    /// Where it lies in `dir`.
+    pub fn path(self, dir: &Path) -> PathBuf {
+        dir.join(self.to_string())
+    }
+
+    /// Where it is built before it is published.
+    pub fn unpublished_path(self, dir: &Path) -> PathBuf {
+        dir.join(self.unpublished())
+    }
+
+    fn unpublished(self) -> String {
+        format!("{self}{UNPUBLISHED}")
+    }
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:06}.{}", self.id, self.kind.extension())
+    }
+}
+
 /// What a directory holds.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found {
-    /// The live file's number.
-    Database(u64),
+    /// The live database.
+    Database(Name),
     /// Nothing was ever published here.
     Nothing,
 }
 
-/// The name of file number `id`.
-pub fn file_name(kind: Kind, id: u64) -> String {
-    format!("{id:06}.{}", kind.extension())
-}
-
-/// Where file number `id` is built before it is published.
-pub fn unpublished_path(dir: &Path, kind: Kind, id: u64) -> PathBuf {
-    dir.join(file_name(kind, id) + UNPUBLISHED)
-}
-
-/// Finds the live file and clears what a crash left.
-pub fn recover(dir: &Path, kind: Kind) -> Result<Found, StorageError> {
+/// Finds the live database and clears what a crash left.
+pub fn recover(dir: &Path) -> Result<Found, StorageError> {
     let current = dir.join(CURRENT);
     let named = match fs::read_to_string(&current) {
         Ok(text) => Some(text.trim_end().to_owned()),
         Err(e) if e.kind() == ErrorKind::NotFound => None,
         Err(e) => return Err(StorageError::io("read", &current, e)),
     };
-    let Some(name) = named else {
+    let Some(named) = named else {
         for file in names(dir)? {
             if file.ends_with(UNPUBLISHED) {
                 remove(dir, &file)?;
-            } else if is_database(&file, kind) {
+            } else if is_database(&file) {
                 return Err(StorageError::Refused {
                     path: dir.to_owned(),
                     why: format!(
@@ -67,21 +111,14 @@ pub fn recover(dir: &Path, kind: Kind) -> Result<Found, StorageError> {
         }
         return Ok(Found::Nothing);
     };
-    let id = name
-        .strip_suffix(&format!(".{}", kind.extension()))
-        .and_then(|digits| digits.parse::<u64>().ok())
-        .ok_or_else(|| StorageError::Refused {
-            path: current.clone(),
-            why: format!(
-                "it names {name:?}, which is no {} database",
-                kind.extension()
-            ),
-        })?;
-    let unpublished = unpublished_path(dir, kind, id);
-    if unpublished.exists() {
-        finish(dir, kind, id)?;
+    let name = Name::parse(&named).ok_or_else(|| StorageError::Refused {
+        path: current.clone(),
+        why: format!("it names {named:?}, which is no database of an engine of ours"),
+    })?;
+    if name.unpublished_path(dir).exists() {
+        finish(dir, name)?;
     }
-    if !dir.join(&name).exists() {
+    if !name.path(dir).exists() {
         return Err(StorageError::Refused {
             path: dir.to_owned(),
             why: format!(
@@ -90,46 +127,46 @@ pub fn recover(dir: &Path, kind: Kind) -> Result<Found, StorageError> {
         });
     }
     for file in names(dir)? {
-        if file != name && (file.ends_with(UNPUBLISHED) || is_database(&file, kind)) {
+        if file != named && (file.ends_with(UNPUBLISHED) || is_database(&file)) {
             tracing::info!(file, "removing what an interrupted change of database left");
             remove(dir, &file)?;
         }
     }
-    Ok(Found::Database(id))
+    Ok(Found::Database(name))
 }
 
-/// Makes file number `id`, complete and synced at its unpublished path, the live one.
-pub fn publish(dir: &Path, kind: Kind, id: u64) -> Result<(), StorageError> {
+/// Makes the database, complete and synced at its unpublished path, the live one.
+pub fn publish(dir: &Path, name: Name) -> Result<(), StorageError> {
     let aside = dir.join(CURRENT_ASIDE);
     let current = dir.join(CURRENT);
-    sync_dir(dir)?; // the new file's name must outlive CURRENT's pointing to it
+    sync_dir(dir)?; // the new database's name must outlive CURRENT's pointing to it
     let mut file = File::create(&aside).map_err(|e| StorageError::io("create", &aside, e))?;
-    file.write_all(format!("{}\n", file_name(kind, id)).as_bytes())
+    file.write_all(format!("{name}\n").as_bytes())
         .and_then(|()| file.sync_all())
         .map_err(|e| StorageError::io("write", &aside, e))?;
     fs::rename(&aside, &current).map_err(|e| StorageError::io("rename", &current, e))?;
     sync_dir(dir)?;
-    finish(dir, kind, id)
+    finish(dir, name)
 }
 
-fn finish(dir: &Path, kind: Kind, id: u64) -> Result<(), StorageError> {
-    let path = dir.join(file_name(kind, id));
-    fs::rename(unpublished_path(dir, kind, id), &path)
+fn finish(dir: &Path, name: Name) -> Result<(), StorageError> {
+    let path = name.path(dir);
+    fs::rename(name.unpublished_path(dir), &path)
         .map_err(|e| StorageError::io("rename", &path, e))?;
     sync_dir(dir)
 }
 
-/// Removes the file of number `id`, published or not. One that is not there is no error.
-pub fn remove_file(dir: &Path, kind: Kind, id: u64) -> Result<(), StorageError> {
-    let name = file_name(kind, id);
-    remove(dir, &(name.clone() + UNPUBLISHED))?;
-    remove(dir, &name)
+/// Removes a database, published or not. One that is not there is no error.
+pub fn remove_database(dir: &Path, name: Name) -> Result<(), StorageError> {
+    remove(dir, &name.unpublished())?;
+    remove(dir, &name.to_string())
 }
 
-fn is_database(file: &str, kind: Kind) -> bool {
+fn is_database(file: &str) -> bool {
     Path::new(file)
         .extension()
-        .is_some_and(|e| e == kind.extension())
+        .and_then(|extension| Kind::named(extension.to_str()?))
+        .is_some()
 }
 
 fn names(dir: &Path) -> Result<Vec<String>, StorageError> {
@@ -149,7 +186,12 @@ fn names(dir: &Path) -> Result<Vec<String>, StorageError> {
 
 fn remove(dir: &Path, file: &str) -> Result<(), StorageError> {
     let path = dir.join(file);
-    match fs::remove_file(&path) {
+    let removed = if path.is_dir() {
+        fs::remove_dir_all(&path)
+    } else {
+        fs::remove_file(&path)
+    };
+    match removed {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(StorageError::io("remove", &path, e)),
         _ => Ok(()),
     }
@@ -165,10 +207,15 @@ fn sync_dir(dir: &Path) -> Result<(), StorageError> {
 mod tests {
     use super::*;
 
-    const KIND: Kind = Kind::Redb;
-
-    fn touch(dir: &Path, name: &str) {
-        fs::write(dir.join(name), b"x").unwrap();
+    /// A file for redb, a directory for sled.
+    fn make(dir: &Path, name: &str) {
+        let path = dir.join(name);
+        if name.contains("sled") {
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join("db"), b"x").unwrap();
+        } else {
+            fs::write(&path, b"x").unwrap();
+        }
     }
 
     fn listed(dir: &Path) -> Vec<String> {
@@ -177,75 +224,98 @@ mod tests {
         names
     }
 
+    /// For both engines and from one to the other.
+    fn everywhere(test: impl Fn(&dyn Fn(&str) -> String, [Name; 2])) {
+        for first in Kind::ALL {
+            for second in Kind::ALL {
+                let names = [Name::first(first), Name::first(first).next(second)];
+                test(
+                    &|text| {
+                        text.replace("ONE", &names[0].to_string())
+                            .replace("TWO", &names[1].to_string())
+                    },
+                    names,
+                );
+            }
+        }
+    }
+
     #[test]
     fn a_crash_at_any_step_leaves_the_old_or_the_new_database_and_no_orphan() {
-        // What is there when it crashes, what is live afterwards.
-        let cases: [(&[&str], &str, Found); 5] = [
-            (&["000001.redb.new"], "", Found::Nothing),
-            (&["000001.redb.new"], "000001.redb\n", Found::Database(1)),
-            (
-                &["000001.redb", "000002.redb.new"],
-                "000001.redb\n",
-                Found::Database(1),
-            ),
-            (
-                &["000001.redb", "000002.redb.new", "CURRENT.new"],
-                "000002.redb\n",
-                Found::Database(2),
-            ),
-            (
-                &["000001.redb", "000002.redb"],
-                "000002.redb\n",
-                Found::Database(2),
-            ),
-        ];
-        for (files, current, expected) in cases {
-            let dir = tempfile::tempdir().unwrap();
-            for file in files {
-                touch(dir.path(), file);
+        everywhere(|text, [one, two]| {
+            // What is there when it crashes, what is live afterwards.
+            let cases: [(&[&str], &str, Found); 5] = [
+                (&["ONE.new"], "", Found::Nothing),
+                (&["ONE.new"], "ONE\n", Found::Database(one)),
+                (&["ONE", "TWO.new"], "ONE\n", Found::Database(one)),
+                (
+                    &["ONE", "TWO.new", "CURRENT.new"],
+                    "TWO\n",
+                    Found::Database(two),
+                ),
+                (&["ONE", "TWO"], "TWO\n", Found::Database(two)),
+            ];
+            for (files, current, expected) in cases {
+                let dir = tempfile::tempdir().unwrap();
+                for file in files {
+                    make(dir.path(), &text(file));
+                }
+                if !current.is_empty() {
+                    fs::write(dir.path().join(CURRENT), text(current)).unwrap();
+                }
+                let found = recover(dir.path()).unwrap();
+                assert_eq!(found, expected, "{files:?}");
+                let left: Vec<String> = match found {
+                    Found::Nothing => Vec::new(),
+                    Found::Database(name) => vec![name.to_string(), CURRENT.to_owned()],
+                };
+                assert_eq!(listed(dir.path()), left, "{files:?}");
             }
-            if !current.is_empty() {
-                fs::write(dir.path().join(CURRENT), current).unwrap();
-            }
-            let found = recover(dir.path(), KIND).unwrap();
-            assert_eq!(found, expected, "{files:?}");
-            let left: Vec<String> = match found {
-                Found::Nothing => Vec::new(),
-                Found::Database(id) => vec![file_name(KIND, id), CURRENT.to_owned()],
-            };
-            assert_eq!(listed(dir.path()), left, "{files:?}");
-        }
+        });
     }
 
     #[test]
     fn publishing_replaces_and_the_next_open_finds_it() {
-        let dir = tempfile::tempdir().unwrap();
-        for id in [1, 2] {
-            touch(dir.path(), &(file_name(KIND, id) + UNPUBLISHED));
-            publish(dir.path(), KIND, id).unwrap();
-            assert_eq!(recover(dir.path(), KIND).unwrap(), Found::Database(id));
-        }
-        assert_eq!(listed(dir.path()), ["000002.redb", CURRENT]);
+        everywhere(|_, names| {
+            let dir = tempfile::tempdir().unwrap();
+            for name in names {
+                make(dir.path(), &name.unpublished());
+                publish(dir.path(), name).unwrap();
+                assert_eq!(recover(dir.path()).unwrap(), Found::Database(name));
+            }
+            assert_eq!(
+                listed(dir.path()),
+                [names[1].to_string(), CURRENT.to_owned()]
+            );
+        });
     }
 
     #[test]
     fn what_is_not_ours_to_decide_is_refused() {
-        for (files, current) in [
-            (&["000001.redb"][..], ""),
-            (&[][..], "000001.redb"),
-            (&["000001.redb"][..], "000002.redb"),
-            (&["000001.redb"][..], "../elsewhere"),
-        ] {
-            let dir = tempfile::tempdir().unwrap();
-            for file in files {
-                touch(dir.path(), file);
+        everywhere(|text, _| {
+            for (files, current) in [
+                (&["ONE"][..], ""),
+                (&[][..], "ONE"),
+                (&["ONE"][..], "TWO"),
+                (&["ONE"][..], "../elsewhere"),
+                (&["ONE"][..], "../ONE"),
+                (&["ONE"][..], "000001.fjall"),
+            ] {
+                let dir = tempfile::tempdir().unwrap();
+                for file in files {
+                    make(dir.path(), &text(file));
+                }
+                if !current.is_empty() {
+                    fs::write(dir.path().join(CURRENT), text(current)).unwrap();
+                }
+                let error = recover(dir.path()).unwrap_err();
+                assert!(matches!(error, StorageError::Refused { .. }), "{error}");
+                assert!(
+                    files
+                        .iter()
+                        .all(|file| dir.path().join(text(file)).exists())
+                );
             }
-            if !current.is_empty() {
-                fs::write(dir.path().join(CURRENT), current).unwrap();
-            }
-            let error = recover(dir.path(), KIND).unwrap_err();
-            assert!(matches!(error, StorageError::Refused { .. }), "{error}");
-            assert!(files.iter().all(|file| dir.path().join(file).exists()));
-        }
+        });
     }
 }

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use redb::{Database, Durability, ReadableDatabase, TableDefinition};
 
-use super::{Batch, Engine, EngineSize, Pairs};
+use super::{Batch, Engine, EngineSize, Pairs, Tally};
 use crate::error::StorageError;
 
 /// Everything lies in one table, since our own prefix byte tells tables apart.
@@ -154,5 +154,9 @@ impl Engine for Redb {
                 .saturating_sub(OWN_BYTES)
                 .max(PAGE_BYTES),
         })
+    }
+
+    fn tally(&self) -> Result<Option<Tally>, StorageError> {
+        Ok(None)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::backend::{EngineSize, Pairs};
+use crate::backend::{EngineSize, Pairs, Tally};
 
 /// Remembers its batches; fails when told to.
 #[derive(Debug, Default)]
@@ -54,6 +54,9 @@ impl Engine for Memory {
     }
     fn size(&self) -> Result<EngineSize, StorageError> {
         Ok(EngineSize::default())
+    }
+    fn tally(&self) -> Result<Option<Tally>, StorageError> {
+        Ok(None)
     }
 }
 

@@ -19,7 +19,8 @@ use prost::Message;
 use ballast_api::mvccpb::KeyValue;
 
 use crate::LogPosition;
-use crate::backend::{Batch, Engine, Kind, Pairs, current};
+use crate::backend::current::{self, Name};
+use crate::backend::{Batch, Engine, Pairs, Tally};
 use crate::committer::{Committer, Limits, decode_position};
 use crate::error::StorageError;
 use crate::mvcc::compact::{CompactJob, CompactQueue};
@@ -33,8 +34,6 @@ use crate::schema::{Table, meta};
 
 /// The layout this release writes.
 pub const FORMAT_VERSION: u64 = 1;
-/// The first file's number.
-pub(super) const FIRST_DATABASE: u64 = 1;
 /// etcd's revision before the first write.
 const FIRST_REVISION: i64 = 1;
 /// Bytes of one read of a small table.
@@ -44,10 +43,15 @@ impl Store {
     /// Opens or makes the database and rebuilds the index. An unfinished compaction goes on.
     pub fn open(options: StoreOptions) -> Result<Arc<Self>, StorageError> {
         let started = crate::clock::now();
-        let kind = Kind::default();
-        let (database, engine) = open_engine(&options, kind)?;
+        let (database, engine) = open_engine(&options)?;
         let found = Recovered::read(&*engine, &options.dir)?;
         let mut index = rebuild(&engine, &options.dir)?;
+        check_tally(
+            &*engine,
+            &database.path(&options.dir),
+            found.tally,
+            index.tally,
+        )?;
         index.live_bytes += found
             .small
             .iter()
@@ -74,11 +78,11 @@ impl Store {
             compact_revision,
             applied = found.applied.index,
             keys = index.tree.live_len(),
+            database = %database,
             took = ?started.elapsed(),
             "opened the database"
         );
         let shared = Arc::new(Shared {
-            kind,
             committer: Committer::new(engine, found.applied, limits),
             newest: ArcSwap::from_pointee(Picture {
                 tree: index.tree,
@@ -93,6 +97,7 @@ impl Store {
             holds: Arc::default(),
             compact_queue: CompactQueue::default(),
             hashes: StoredHashes::new(found.finished),
+            defragmenting: Mutex::default(),
             database: Mutex::new(database),
             options,
         });
@@ -128,14 +133,15 @@ fn spawn(
         .map_err(|e| StorageError::io("start a thread for", &shared.options.dir, e))
 }
 
-fn open_engine(options: &StoreOptions, kind: Kind) -> Result<(u64, Arc<dyn Engine>), StorageError> {
+fn open_engine(options: &StoreOptions) -> Result<(Name, Arc<dyn Engine>), StorageError> {
     let dir = &options.dir;
     crate::dirs::make(dir, 0o700)?;
-    let id = match current::recover(dir, kind)? {
-        current::Found::Database(id) => id,
+    let name = match current::recover(dir)? {
+        current::Found::Database(name) => name,
         current::Found::Nothing => {
-            let path = current::unpublished_path(dir, kind, FIRST_DATABASE);
-            let engine = kind.open(&path, options.engine_cache_bytes)?;
+            let name = Name::first(options.engine);
+            let path = name.unpublished_path(dir);
+            let engine = name.kind.open(&path, options.engine_cache_bytes)?;
             let mut batch = Batch::default();
             batch.put(
                 Table::Meta.key(meta::FORMAT),
@@ -143,12 +149,35 @@ fn open_engine(options: &StoreOptions, kind: Kind) -> Result<(u64, Arc<dyn Engin
             );
             engine.write(&batch)?;
             drop(engine);
-            current::publish(dir, kind, FIRST_DATABASE)?;
-            FIRST_DATABASE
+            current::publish(dir, name)?;
+            name
         }
     };
-    let path = dir.join(current::file_name(kind, id));
-    Ok((id, kind.open(&path, options.engine_cache_bytes)?))
+    let engine = name
+        .kind
+        .open(&name.path(dir), options.engine_cache_bytes)?;
+    Ok((name, engine))
+}
+
+/// Compares what was read with what the engine says was written.
+fn check_tally(
+    engine: &dyn Engine,
+    path: &Path,
+    small: Tally,
+    records: Tally,
+) -> Result<(), StorageError> {
+    let read = small.with(records);
+    match engine.tally()? {
+        Some(written) if written != read => Err(StorageError::DamagedRecord {
+            path: path.to_owned(),
+            record: "unknown".to_owned(),
+            what: format!(
+                "{} pairs of {} bytes were written and {} of {} bytes can be read, or their contents differ",
+                written.pairs, written.bytes, read.pairs, read.bytes
+            ),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// What the small tables say.
@@ -158,11 +187,14 @@ struct Recovered {
     scheduled: i64,
     finished: i64,
     small: BTreeMap<Bytes, Bytes>,
+    /// Of all that was read.
+    tally: Tally,
 }
 
 impl Recovered {
     fn read(engine: &dyn Engine, dir: &Path) -> Result<Self, StorageError> {
         let mut small = BTreeMap::new();
+        let mut tally = Tally::default();
         for table in Table::SMALL {
             let mut next = vec![table.prefix()];
             loop {
@@ -170,6 +202,7 @@ impl Recovered {
                 let Some((last, _)) = pairs.last() else { break };
                 next = last.to_vec();
                 next.push(0);
+                tally.add_all(&pairs);
                 small.extend(pairs);
             }
         }
@@ -218,6 +251,7 @@ impl Recovered {
             scheduled: number(meta::SCHEDULED_COMPACT, get(meta::SCHEDULED_COMPACT), -1)?,
             finished: number(meta::FINISHED_COMPACT, get(meta::FINISHED_COMPACT), -1)?,
             small,
+            tally,
         })
     }
 }
@@ -228,6 +262,7 @@ struct Rebuilt {
     tree: Tree<KeyIndex>,
     revision: i64,
     live_bytes: i64,
+    tally: Tally,
 }
 
 /// Chunks of records read ahead of building the index.
@@ -239,7 +274,9 @@ fn rebuild(engine: &Arc<dyn Engine>, dir: &Path) -> Result<Rebuilt, StorageError
         scope.spawn(move || read_records(&**engine, &send));
         let mut out = Rebuilt::default();
         for chunk in chunks {
-            for (key, value) in chunk? {
+            let (pairs, tally) = chunk?;
+            out.tally = out.tally.with(tally);
+            for (key, value) in pairs {
                 out.add(&key, value)
                     .map_err(|what| StorageError::DamagedRecord {
                         path: dir.to_owned(),
@@ -255,7 +292,7 @@ fn rebuild(engine: &Arc<dyn Engine>, dir: &Path) -> Result<Rebuilt, StorageError
 /// Sends all records in order, until nobody wants them any more.
 fn read_records(
     engine: &dyn Engine,
-    send: &std::sync::mpsc::SyncSender<Result<Pairs, StorageError>>,
+    send: &std::sync::mpsc::SyncSender<Result<(Pairs, Tally), StorageError>>,
 ) {
     let mut next = vec![Table::Key.prefix()];
     loop {
@@ -269,6 +306,12 @@ fn read_records(
             next.extend_from_slice(last);
             next.push(0);
         }
+        // Summed up here, beside the building of the index.
+        let chunk = chunk.map(|pairs| {
+            let mut tally = Tally::default();
+            tally.add_all(&pairs);
+            (pairs, tally)
+        });
         // The receiver ends at an error; if it is gone, it has one already.
         if send.send(chunk).is_err() || failed {
             return;

@@ -18,11 +18,12 @@ use ballast_api::mvccpb::KeyValue;
 use bytes::Bytes;
 use prost::Message;
 
-use crate::backend::{Batch, Engine, Kind, current};
+use crate::backend::current::{self, Name};
+use crate::backend::{Batch, Engine, Kind};
 use crate::bolt::etcd::{self, MetaEntry};
 use crate::bolt::{BoltFile, Bucket, Value, check};
 use crate::error::StorageError;
-use crate::mvcc::recover::{FIRST_DATABASE, FORMAT_VERSION};
+use crate::mvcc::recover::FORMAT_VERSION;
 use crate::mvcc::revision::Revision;
 use crate::schema::{Table, meta};
 
@@ -38,6 +39,7 @@ pub struct RestoreOptions {
     pub member_id: u64,
     /// The new cluster's founders.
     pub members: Vec<Member>,
+    pub engine: Kind,
     /// Let the revision jump by so much and count all before as compacted; 0 = neither.
     pub revision_bump: u64,
 }
@@ -71,15 +73,14 @@ pub fn restore(
         }
     }
     crate::dirs::make(dir, 0o700)?;
-    let kind = Kind::default();
-    if let current::Found::Database(_) = current::recover(dir, kind)? {
+    if let current::Found::Database(_) = current::recover(dir)? {
         return Err(StorageError::Refused {
             path: dir.to_owned(),
             why: "it holds a database already".to_owned(),
         });
     }
-    let path = current::unpublished_path(dir, kind, FIRST_DATABASE);
-    let engine = kind.open(&path, CACHE_BYTES)?;
+    let name = Name::first(options.engine);
+    let engine = name.kind.open(&name.unpublished_path(dir), CACHE_BYTES)?;
     let mut restore = Restore {
         file,
         engine: &*engine,
@@ -93,7 +94,7 @@ pub fn restore(
     restore.buckets()?;
     let report = restore.finish(options)?;
     drop(engine);
-    current::publish(dir, kind, FIRST_DATABASE)?;
+    current::publish(dir, name)?;
     Ok(report)
 }
 

@@ -23,6 +23,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::LogPosition;
+use crate::backend::current::Name;
 use crate::backend::{Closed, Kind};
 use crate::committer::Committer;
 use crate::error::StorageError;
@@ -44,8 +45,10 @@ pub use crate::mvcc::write::{Committed, Touched, WriteTxn};
 /// How to open a store.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// The directory of the database files (`member/db`). Made when absent.
+    /// The directory of the database (`member/db`). Made when absent.
     pub dir: PathBuf,
+    /// The engine of a new database, and of the one that a defragmentation makes. One that is there is opened whatever its engine.
+    pub engine: Kind,
     /// Bytes of current values kept in memory.
     pub value_cache_bytes: u64,
     /// Bytes of the engine's own page cache.
@@ -100,7 +103,6 @@ pub(super) struct Picture {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) options: StoreOptions,
-    pub(super) kind: Kind,
     pub(super) committer: Committer,
     pub(super) newest: ArcSwap<Picture>,
     pub(super) values: Values,
@@ -115,8 +117,10 @@ pub(super) struct Shared {
     pub(super) holds: Arc<Holds>,
     pub(super) compact_queue: CompactQueue,
     pub(super) hashes: StoredHashes,
-    /// The live file's number; held over a defragmentation.
-    pub(super) database: Mutex<u64>,
+    /// Held over a defragmentation.
+    pub(super) defragmenting: Mutex<()>,
+    /// The live database.
+    pub(super) database: Mutex<Name>,
 }
 
 impl Store {
@@ -159,6 +163,17 @@ impl Store {
 
     pub fn sizes(&self) -> Sizes {
         self.shared.sizes()
+    }
+
+    /// The engine of the database as it is now.
+    pub fn engine(&self) -> Kind {
+        self.shared.database.lock().kind
+    }
+
+    /// The engine that the next defragmentation converts to, if that is another one.
+    pub fn converts_to(&self) -> Option<Kind> {
+        let wanted = self.shared.options.engine;
+        (wanted != self.engine()).then_some(wanted)
     }
 
     /// A small table as of now (memory included), ascending: for loading lessor, alarms, members at start.
@@ -213,7 +228,9 @@ impl Store {
                 tracing::error!("a storage thread panicked");
             }
         }
-        // Views may outlive the store; the database file must not stay open with them.
+        // It stops at its next step, and must not touch the directory after us.
+        drop(self.shared.defragmenting.lock());
+        // Views may outlive the store; the database must not stay open with them.
         let closed = Arc::new(Closed(self.shared.options.dir.clone()));
         self.shared
             .committer

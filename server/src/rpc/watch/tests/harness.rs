@@ -8,6 +8,7 @@ use std::time::Duration;
 use ballast_api::etcdserverpb as pb;
 use ballast_api::etcdserverpb::watch_request::RequestUnion;
 use ballast_storage::LogPosition;
+use ballast_storage::backend::Kind;
 use ballast_storage::mvcc::{Committed, Store, StoreOptions};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures::StreamExt;
@@ -51,6 +52,7 @@ impl Server {
     fn open(dir: tempfile::TempDir, index: u64) -> Self {
         let store = Store::open(StoreOptions {
             dir: dir.path().join("db"),
+            engine: Kind::Redb,
             value_cache_bytes: 1 << 20,
             engine_cache_bytes: 4 << 20,
             compaction_batch_limit: 1000,
