@@ -1,7 +1,5 @@
 //! A sync of sled's that fails: an error, and nothing more is written. A process of its own, since the failure is the whole process's.
 
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
-
 use ballast_storage::backend::{Batch, Kind};
 use bytes::Bytes;
 
