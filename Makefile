@@ -17,6 +17,8 @@ E2E := $(CARGO_TARGET_DIR)/debug/ballast-e2e
 ROUNDS ?= 3
 SEEDS ?= 5
 OPS ?= 500
+# Of the server in `make diff`; its own default when empty.
+ENGINE ?=
 
 .PHONY: help
 help: ## this list
@@ -87,10 +89,13 @@ test-kube: build ## the suites that need the Kubernetes of `make up`
 
 # ---- measure -----------------------------------------------------------------------------------------------------------------
 
-.PHONY: bench diff
+.PHONY: bench diff planted
 bench: build ## the ratio table against real etcd, ROUNDS interleaved rounds
 	cargo build --profile dist --locked -p ballast-server
 	BALLAST_BIN=$(CARGO_TARGET_DIR)/dist/ballast $(E2E) bench --rounds $(ROUNDS)
 
 diff: build ## the same random scripts on etcd and on Ballast, SEEDS of them with OPS operations each
-	$(E2E) diff --seeds $(SEEDS) --ops $(OPS)
+	$(E2E) diff --seeds $(SEEDS) --ops $(OPS) $(if $(ENGINE),--engine $(ENGINE))
+
+planted: build ## plant the bugs of e2e/planted, one at a time; the result is written to docs/planted.md
+	$(E2E) planted --report docs/planted.md

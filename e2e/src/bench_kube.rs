@@ -20,7 +20,7 @@ use tokio_stream::StreamExt as _;
 use crate::bench::beside;
 use crate::bench_process::{Cost, database_bytes};
 use crate::bench_table::{Bounds, Metric, Samples};
-use crate::diff_script::prefix_end;
+use crate::diff::prefix_end;
 use crate::load::{Kind, Measured, Plan, key, quantile};
 use crate::store_server::{Client, Program, StoreServer};
 use crate::up::say;

@@ -9,7 +9,7 @@ use ballast_e2e::control_plane::StoreKind;
 use ballast_e2e::progress::Progress;
 use ballast_e2e::up::{self, UpOptions};
 use ballast_e2e::{addons, forward, node_init, packages, paths, provisioner, suites, tools};
-use ballast_e2e::{bench, diff, lossy, peers};
+use ballast_e2e::{bench, diff, lossy, peers, planted};
 use clap::{Parser, Subcommand};
 
 /// A real Kubernetes on a store under test, on one machine.
@@ -53,6 +53,8 @@ enum Command {
     Peers(peers::Args),
     /// Run the same random scripts on real etcd and on the server under test.
     Diff(diff::Args),
+    /// Plant the bugs of `e2e/planted`, one at a time, and see who finds them.
+    Planted(planted::Args),
     /// Measure the server under test against real etcd.
     Bench(bench::Args),
     /// Build the tools, or only those of the named modules below `e2e/go`.
@@ -120,6 +122,7 @@ fn run(command: Command) -> Result<()> {
         Command::Test(arguments) => suites::run(&arguments),
         Command::Peers(arguments) => peers::run(&arguments),
         Command::Diff(arguments) => tokio::runtime::Runtime::new()?.block_on(diff::run(&arguments)),
+        Command::Planted(arguments) => planted::run(&arguments),
         Command::Bench(arguments) => {
             tokio::runtime::Runtime::new()?.block_on(bench::run(&arguments))
         }

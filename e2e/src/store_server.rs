@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use ballast_api::etcdserverpb::RangeRequest;
+use ballast_api::etcdserverpb::cluster_client::ClusterClient;
 use ballast_api::etcdserverpb::kv_client::KvClient;
 use ballast_api::etcdserverpb::lease_client::LeaseClient;
 use ballast_api::etcdserverpb::maintenance_client::MaintenanceClient;
@@ -305,6 +306,7 @@ impl StoreServer {
             lease: LeaseClient::new(channel.clone()),
             watch: WatchClient::new(channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
             maintenance: MaintenanceClient::new(channel.clone()),
+            cluster: ClusterClient::new(channel.clone()),
             channel,
         })
     }
@@ -326,6 +328,7 @@ pub struct Client {
     pub lease: LeaseClient<Channel>,
     pub watch: WatchClient<Channel>,
     pub maintenance: MaintenanceClient<Channel>,
+    pub cluster: ClusterClient<Channel>,
     pub channel: Channel,
 }
 

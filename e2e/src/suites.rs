@@ -89,11 +89,25 @@ const fn own(
     }
 }
 
+const fn full_only(suite: Suite) -> Suite {
+    Suite {
+        full_only: true,
+        ..suite
+    }
+}
+
 const SUITES: &[Suite] = &[
     test("wire_etcdctl", Group::Wire, 180),
     test("wire_snapshot", Group::Wire, 420),
     test("cases", Group::Wire, 240),
     test("diff_kv", Group::Wire, 240),
+    full_only(own(
+        "diff",
+        Group::Wire,
+        3_000,
+        &["diff", "--seeds", "50", "--ops", "2000"],
+    )),
+    full_only(own("planted", Group::Wire, 7_200, &["planted"])),
     test("fault_kill", Group::Wire, 300),
     long("fault_kill_long", "fault_kill", 1_800),
     test("fault_power_cut", Group::Wire, 300),

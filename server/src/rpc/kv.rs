@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use ballast_api::etcdserverpb as pb;
-use bytes::{BufMut, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
 use futures::Stream;
 use pb::kv_server::Kv;
 use prost::Message;
@@ -250,10 +250,10 @@ fn key_parts(
     mut request: pb::RangeRequest,
     parts: &mpsc::Sender<Part>,
 ) -> Result<(), Status> {
-    let total = if request.limit > 0 {
-        request.limit
-    } else {
-        i64::MAX
+    // Below zero there is no limit and no cut into parts, as in etcd.
+    let total = match request.limit {
+        0 => i64::MAX,
+        limit => limit,
     };
     request.limit = STREAM_FIRST_KEYS.min(total);
     let mut header_revision = None;
@@ -274,7 +274,7 @@ fn key_parts(
             next
         });
         sent += found;
-        let done = !answer.more || sent >= total;
+        let done = !answer.more || sent == total;
         let mut response = pb::RangeResponse {
             kvs: answer.kvs,
             ..Default::default()
@@ -282,8 +282,12 @@ fn key_parts(
         if done {
             response.header = Some(context.headers.at(revision));
             response.more = answer.more;
-            // The count is of the whole range: what was sent, and what was not.
-            response.count = sent - found + answer.count;
+            // The count is of the whole range: what was sent, and what comes after the last key of it. With a sort target but no
+            // order, each part is sorted for itself and that is not the greatest key; etcd counts so.
+            response.count = sent;
+            if let (true, Some(next)) = (answer.more, &next) {
+                response.count += count_from(context, &request, next)?;
+            }
         }
         if parts.blocking_send(Ok(part(response))).is_err() || done {
             return Ok(());
@@ -298,6 +302,19 @@ fn key_parts(
         }
         request.limit = request.limit.min(total - sent);
     }
+}
+
+/// How many keys of a range are left from `next` on.
+fn count_from(context: &Context, request: &pb::RangeRequest, next: &[u8]) -> Result<i64, Status> {
+    let rest = pb::RangeRequest {
+        key: Bytes::copy_from_slice(next),
+        range_end: request.range_end.clone(),
+        revision: request.revision,
+        count_only: true,
+        ..Default::default()
+    };
+    let answer = apply::range::range(&*context.store.view(), &rest).map_err(status::from_read)?;
+    Ok(answer.count)
 }
 
 fn part(range_response: pb::RangeResponse) -> pb::RangeStreamResponse {

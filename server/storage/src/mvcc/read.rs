@@ -231,7 +231,8 @@ impl View {
                 .picture
                 .tree
                 .get(&kv.key)
-                .and_then(|index| index.before(revision))
+                .and_then(|index| index.before(Revision::new(revision.main, 0)))
+                .filter(|_| tombstone || kv.create_revision != revision.main)
                 .map(|record| record.revision());
             out.push(if tombstone {
                 let kv = KeyValue {

@@ -72,7 +72,8 @@ pub enum EventKind {
 pub struct Event {
     pub kind: EventKind,
     pub kv: KeyValue,
-    /// The record this write replaced, for prev_kv: read it by [`View::record`]. None when the key did not exist.
+    /// What the key was before the transaction, for prev_kv: read it by [`View::record`]. None when it did not exist, or when this is a put
+    /// that creates it.
     pub prev: Option<Revision>,
 }
 

@@ -181,7 +181,13 @@ impl<'a> WriteTxn<'a> {
         let stale = &mut self.stale;
         self.picture.tree.upsert(&key, |old| {
             if let Some(old) = old {
-                prev = Some(old.head().revision());
+                // Nested transactions may put a key and then delete it: what was there before is that of the revision before.
+                prev = if old.head().main == revision.main {
+                    old.before(Revision::new(revision.main, 0))
+                        .map(|record| record.revision())
+                } else {
+                    Some(old.head().revision())
+                };
                 old_lease = old.lease();
             }
             let head = Record {
