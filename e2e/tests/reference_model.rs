@@ -5,7 +5,7 @@
 use ballast_e2e::diff;
 use ballast_e2e::store_server::Program;
 
-const OPS: usize = 300;
+const OPS: usize = 200;
 
 /// The server that `cargo test --workspace` built beside this test.
 fn program() -> Program {
