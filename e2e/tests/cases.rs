@@ -223,9 +223,9 @@ fn resident_mib(server: &StoreServer) -> Result<u64> {
 /// etcd-io/etcd#17529: watchers of a client that did not read jumped over events.
 async fn slow_reader() -> Result<()> {
     const WATCHERS: usize = 200;
-    const REVISIONS: usize = 12_000;
+    const REVISIONS: usize = 8_000;
     const VALUE_BYTES: usize = 4096;
-    /// The caches, what waits for the disk, and one stream's bound; a copy of the events a watcher would be 19 GiB.
+    /// The caches, what waits for the disk, and one stream's bound; a copy of the events a watcher would be 12 GiB.
     const GROWTH_MIB_MAX: u64 = 320;
     let flags = ["--value-cache-bytes=67108864"];
     let mut server = StoreServer::start(&Program::under_test()?, &flags).await?;

@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use ballast_api::API_VERSION;
 use ballast_storage::backend::Kind;
+use rustix::mm::MlockAllFlags;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::{Asked, Config, Stop, Values, flags};
@@ -83,6 +84,14 @@ fn serve(config: Config) -> ExitCode {
     // The allocator asks for huge pages, which would cost an idle store twice its memory.
     if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
         tracing::debug!(error = %error, "cannot switch transparent huge pages off");
+    }
+    if config.memory_mlock {
+        // As it is touched: locking what is merely reserved would fill the memory at once.
+        let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+        if let Err(error) = rustix::mm::mlockall(flags) {
+            tracing::error!(error = %error, "--memory-mlock: cannot lock memory; raise this process's limit (ulimit -l)");
+            return ExitCode::FAILURE;
+        }
     }
     for warning in &config.warnings {
         tracing::warn!("{warning}");

@@ -72,6 +72,10 @@ pub struct Config {
     /// 0 keeps every segment.
     pub wals_max: u64,
     pub unsafe_no_fsync: bool,
+    /// Keep what is in memory there.
+    pub memory_mlock: bool,
+    /// Defragment before serving when that frees at least so much; None never.
+    pub bootstrap_defrag_bytes: Option<u64>,
 
     /// None when the quota is switched off.
     pub quota_bytes: Option<u64>,
@@ -207,6 +211,11 @@ impl Config {
             snapshot_catchup_entries: some_or(values.u64("snapshot-catchup-entries"), 5_000),
             wals_max: values.u64("max-wals"),
             unsafe_no_fsync: values.bool("unsafe-no-fsync"),
+            memory_mlock: values.bool("memory-mlock"),
+            bootstrap_defrag_bytes: match values.u64("bootstrap-defrag-threshold-megabytes") {
+                0 => None,
+                megabytes => Some(megabytes.saturating_mul(1024 * 1024)),
+            },
             quota_bytes,
             batch_interval: or_default(
                 values.duration("backend-batch-interval"),

@@ -353,10 +353,40 @@ async fn open_store(config: &Config, data_dir: &DataDir) -> Result<Arc<Store>, S
         batch_interval: config.batch_interval,
         batch_limit: config.batch_limit,
     };
-    let store = tokio::task::spawn_blocking(move || Store::open(options))
-        .await
-        .map_err(|error| StartError::Stopped(error.to_string()))??;
+    let freed_min = config.bootstrap_defrag_bytes;
+    let store = tokio::task::spawn_blocking(move || {
+        let store = Store::open(options)?;
+        if let Some(freed_min) = freed_min {
+            defragment_first(&store, freed_min)?;
+        }
+        Ok::<_, StorageError>(store)
+    })
+    .await
+    .map_err(|error| StartError::Stopped(error.to_string()))??;
     Ok(store)
+}
+
+/// `--bootstrap-defrag-threshold-megabytes`: nobody is served yet.
+fn defragment_first(store: &Store, freed_min: u64) -> Result<(), StorageError> {
+    let sizes = store.sizes();
+    let free = sizes.allocated.saturating_sub(sizes.in_use);
+    if free < freed_min {
+        tracing::info!(
+            current_db_size_bytes = sizes.allocated,
+            current_db_size_in_use_bytes = sizes.in_use,
+            defrag_threshold_bytes = freed_min,
+            "skipping defragmentation"
+        );
+        return Ok(());
+    }
+    let report = store.defragment()?;
+    tracing::info!(
+        size_before = report.before.allocated,
+        size_after = report.after.allocated,
+        took = ?report.took,
+        "defragmented the database before serving"
+    );
+    Ok(())
 }
 
 /// Who this member is.

@@ -125,7 +125,7 @@ pub const FLAGS: &[Flag] = &[
     flag("socket-reuse-address", "false", Form::Bool, Effect::Used),
     flag("raft-read-timeout", "5s", Form::Duration, Effect::None),
     flag("raft-write-timeout", "5s", Form::Duration, Effect::None),
-    flag("memory-mlock", "false", Form::Bool, Effect::None),
+    flag("memory-mlock", "false", Form::Bool, Effect::Used),
     // Cluster.
     flag(
         "initial-advertise-peer-urls",
@@ -342,7 +342,7 @@ pub const FLAGS: &[Flag] = &[
         "bootstrap-defrag-threshold-megabytes",
         "0",
         Form::Uint,
-        Effect::None,
+        Effect::Used,
     ),
     flag("downgrade-check-time", "5s", Form::Duration, Effect::None),
     flag("feature-gates", "", Form::Gates, Effect::Used),

@@ -443,3 +443,73 @@ fn pages_and_names_are_let_in_as_the_flags_say() {
         preflight.0
     );
 }
+
+#[tokio::test]
+async fn a_start_defragments_when_that_frees_as_much_as_asked() {
+    let mut server = Server::start();
+    let mut kv = server.kv().await;
+    // What stays lies between what goes, or the engine gives the end of its file back by itself.
+    for i in 0..40 {
+        let key = format!("{}/{i:02}", if i % 8 == 7 { "k" } else { "b" });
+        kv.put(put(key, vec![7; 1_000_000])).await.unwrap();
+    }
+    let all = pb::DeleteRangeRequest {
+        key: "b/".into(),
+        range_end: "b0".into(),
+        ..Default::default()
+    };
+    let deleted = kv.delete_range(all).await.unwrap().into_inner();
+    let head = deleted.header.unwrap().revision;
+    kv.compact(pb::CompactionRequest {
+        revision: head,
+        physical: true,
+    })
+    .await
+    .unwrap();
+    for (threshold, shrinks) in [("500", false), ("5", true)] {
+        server.restart_with(&["--bootstrap-defrag-threshold-megabytes", threshold]);
+        let mut maintenance = server.maintenance().await;
+        let told = maintenance.status(pb::StatusRequest {}).await.unwrap();
+        let size = told.into_inner().db_size;
+        assert_eq!(size < 12_000_000, shrinks, "{threshold}: {size}");
+        let mut kv = server.kv().await;
+        assert_eq!(kv.range(prefix("k/")).await.unwrap().into_inner().count, 5);
+    }
+}
+
+#[tokio::test]
+async fn memory_is_locked_or_the_start_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let log = dir.path().join("log");
+    let mut command = to_file(dir.path(), port, log.to_str().unwrap());
+    let mut running = Running(command.arg("--memory-mlock").spawn().unwrap());
+    // Whether it may depends on who runs the test.
+    let served = eventually("it serves or has ended", || {
+        let ended = running.0.try_wait().unwrap();
+        async move {
+            match ended {
+                Some(_) => Some(false),
+                None => tokio::net::TcpStream::connect(("127.0.0.1", port))
+                    .await
+                    .ok()
+                    .map(|_| true),
+            }
+        }
+    })
+    .await;
+    if !served {
+        let told = fs::read_to_string(log).unwrap();
+        assert!(
+            told.contains("--memory-mlock: cannot lock memory"),
+            "{told}"
+        );
+        return;
+    }
+    let status = fs::read_to_string(format!("/proc/{}/status", running.0.id())).unwrap();
+    let locked = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmLck:"))
+        .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    assert!(locked.is_some_and(|kib| kib > 1024), "{locked:?}");
+}
