@@ -25,6 +25,7 @@ use crate::lease::{Lessor, expiry};
 use crate::raft::node::RaftOptions;
 use crate::raft::{ProposeError, RaftNode};
 use crate::rpc::header::Headers;
+use crate::rpc::kv::WideReads;
 use crate::rpc::mux::Mux;
 use crate::rpc::{Context, Limits, RequestIds};
 use crate::serve::{Connections, Listener, Served};
@@ -96,6 +97,7 @@ impl Node {
                 lease_ttl_secs_min: config.lease_ttl_secs_min(),
             },
             watch: config.watch_config(),
+            wide_reads: WideReads::default(),
             store,
             raft,
             lessor: member.lessor,

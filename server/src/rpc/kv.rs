@@ -2,15 +2,17 @@
 //!
 //! etcd: server/etcdserver/api/v3rpc/key.go, server/etcdserver/v3_server.go.
 
+use std::num::NonZero;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use ballast_api::error::Error;
 use ballast_api::etcdserverpb as pb;
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::Stream;
 use pb::kv_server::Kv;
 use prost::Message;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tonic::{Request, Response, Status};
 
 use super::{Context, check, quota, status};
@@ -18,8 +20,28 @@ use crate::apply::{self, Answer, quota as cost};
 
 /// A range that may touch more keys than this leaves the worker to a thread of its own.
 const INLINE_KEYS_MAX: i64 = 256;
+/// Reads of many keys that are under way at once, for each core: more would only share it.
+const WIDE_READS_PER_CORE: usize = 4;
 /// Keys in the first part of a streamed range; later parts follow the size of what came before.
 const STREAM_FIRST_KEYS: i64 = 10;
+
+/// Whose turn it is to read many keys. A read that has begun goes to its end whatever its client does meanwhile, so those beyond a
+/// few wait here, and what is given up while it waits is never begun.
+#[derive(Debug)]
+pub struct WideReads(Semaphore);
+
+impl Default for WideReads {
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        Self(Semaphore::new(cores * WIDE_READS_PER_CORE))
+    }
+}
+
+impl WideReads {
+    async fn turn(&self) -> Result<SemaphorePermit<'_>, Status> {
+        self.0.acquire().await.map_err(|_| Error::Stopped.into())
+    }
+}
 
 /// The KV service.
 #[derive(Clone, Debug)]
@@ -167,6 +189,7 @@ impl Context {
             && !request.count_only
             && (request.limit <= 0 || request.limit > INLINE_KEYS_MAX);
         let answer = if wide {
+            let _turn = self.wide_reads.turn().await?;
             tokio::task::block_in_place(read)
         } else {
             read()
@@ -185,6 +208,7 @@ impl Context {
                 .await
                 .map_err(status::from_propose)?;
         }
+        let _turn = self.wide_reads.turn().await?;
         let view = self.store.view();
         let mut response = tokio::task::block_in_place(|| apply::txn::read(&view, request))
             .map_err(status::from_failure)?;

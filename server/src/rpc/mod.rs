@@ -63,6 +63,7 @@ pub struct Context {
     pub ids: Arc<RequestIds>,
     pub limits: Limits,
     pub watch: WatchConfig,
+    pub wide_reads: kv::WideReads,
 }
 
 impl Context {
