@@ -185,10 +185,7 @@ impl Context {
                 .map_err(status::from_propose)?;
         }
         let read = || apply::range::range(&*self.store.view(), request);
-        let wide = !request.range_end.is_empty()
-            && !request.count_only
-            && (request.limit <= 0 || request.limit > INLINE_KEYS_MAX);
-        let answer = if wide {
+        let answer = if is_wide(request) {
             let _turn = self.wide_reads.turn().await?;
             tokio::task::block_in_place(read)
         } else {
@@ -208,7 +205,11 @@ impl Context {
                 .await
                 .map_err(status::from_propose)?;
         }
-        let _turn = self.wide_reads.turn().await?;
+        let _turn = if reads_widely(request) {
+            Some(self.wide_reads.turn().await?)
+        } else {
+            None
+        };
         let view = self.store.view();
         let mut response = tokio::task::block_in_place(|| apply::txn::read(&view, request))
             .map_err(status::from_failure)?;
@@ -216,6 +217,19 @@ impl Context {
         crate::metrics::TXNS.inc();
         Ok(response)
     }
+}
+
+fn is_wide(request: &pb::RangeRequest) -> bool {
+    !request.range_end.is_empty()
+        && !request.count_only
+        && (request.limit <= 0 || request.limit > INLINE_KEYS_MAX)
+}
+
+fn reads_widely(request: &pb::TxnRequest) -> bool {
+    let mut ops = request.success.iter().chain(&request.failure);
+    ops.any(|op| {
+        matches!(&op.request, Some(pb::request_op::Request::RequestRange(range)) if is_wide(range))
+    })
 }
 
 /// Key and value as a buffer of their own: left as slices they would keep the whole network frame alive for as long as the
