@@ -21,6 +21,7 @@ use tower::Service;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::config::urls::{Endpoint, Url};
+use crate::gather::{self, Gather};
 use crate::health::{self, Endpoints, Http};
 use crate::rpc::mux::Mux;
 use crate::tasks::Tasks;
@@ -171,16 +172,24 @@ where
         };
         answering
     });
-    let stream = Calm::new(stream, Clock::default(), settings.keepalive_min_time);
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
-    tokio::pin!(connection);
-    let outcome = tokio::select! {
-        outcome = connection.as_mut() => outcome,
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    let stream = Gather::new(stream);
+    let calm = Calm::new(
+        stream.clone(),
+        Clock::default(),
+        settings.keepalive_min_time,
+    );
+    let connection = builder.serve_connection(TokioIo::new(calm), service);
+    let outcome = gather::drive(stream, async {
+        tokio::pin!(connection);
+        tokio::select! {
+            outcome = connection.as_mut() => outcome,
+            () = stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
         }
-    };
+    })
+    .await;
     if let Err(error) = outcome {
         // Clients go away as they like.
         tracing::debug!(error = %error, "a connection ended with an error");
