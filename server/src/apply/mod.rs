@@ -31,6 +31,8 @@ pub trait Apply: Send + Sync + std::fmt::Debug {
     fn apply(&self, at: LogPosition, request: &pb::InternalRaftRequest) -> Applied;
     /// An entry without a command (a new leader's first, a membership change): only the position moves.
     fn apply_empty(&self, at: LogPosition);
+    /// No further entry is at hand: what was put off for the sake of several goes now.
+    fn settle(&self) {}
 }
 
 /// The answer to one command, equal on all replicas.
@@ -124,6 +126,10 @@ impl Apply for Applier {
 
     fn apply_empty(&self, at: LogPosition) {
         self.publish(self.store.begin(at));
+    }
+
+    fn settle(&self) {
+        self.hub.wake();
     }
 }
 

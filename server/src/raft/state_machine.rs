@@ -24,6 +24,9 @@ use crate::raft::command::{
 };
 use crate::raft::node::Failure;
 
+/// Entries after which watchers are told, even if more are at hand: a millisecond's work or less.
+const SETTLE_ENTRIES: u32 = 64;
+
 /// A snapshot's content: nothing, the engine is it.
 #[derive(Clone, Copy, Debug)]
 pub struct Marker;
@@ -106,8 +109,15 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         Strm: Stream<Item = Result<EntryResponder<TypeConfig>, io::Error>> + Unpin + OptionalSend,
     {
         let mut last = None;
+        let mut unsettled = 0;
         while let Some(next) = entries.next().await {
-            let (entry, responder) = next?;
+            let (entry, responder) = match next {
+                Ok(next) => next,
+                Err(error) => {
+                    self.apply.settle();
+                    return Err(error);
+                }
+            };
             let at = position(&entry.log_id);
             let reply = match entry.payload {
                 EntryPayload::Blank => {
@@ -130,7 +140,13 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
             if let Some(responder) = responder {
                 responder.send(reply);
             }
+            unsettled += 1;
+            if unsettled == SETTLE_ENTRIES {
+                unsettled = 0;
+                self.apply.settle();
+            }
         }
+        self.apply.settle();
         if let Some(last) = last {
             self.applied.send_replace(last);
         }

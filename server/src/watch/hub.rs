@@ -200,15 +200,21 @@ impl Hub {
         hub
     }
 
-    /// Tells of a commit whose view is published. Called by the apply path, in revision order, before the writer is answered.
+    /// Tells of a commit whose view is published. Called by the apply path, in revision order, before the writer is answered. It need not
+    /// be dispatched before [`wake`](Self::wake).
     pub fn notify(&self, committed: &Committed) {
         if committed.events.is_empty() {
             return;
         }
         let commit = Arc::new(Commit::new(committed.revision, committed.events.clone()));
-        let mut state = self.ring.lock();
-        state.ring.push(commit);
-        self.wake_dispatcher(state);
+        self.ring.lock().ring.push(commit);
+    }
+
+    /// Sends the dispatcher to what was told of: once for entries that are applied together, so that a watcher gets their events together.
+    pub fn wake(&self) {
+        if self.synced.load(Ordering::SeqCst) > 0 {
+            self.wake_dispatcher(self.ring.lock());
+        }
     }
 
     /// The state was replaced by a snapshot of the leader: watchers go on from where they are, by history.

@@ -114,6 +114,7 @@ impl Server {
         fill(&mut txn);
         let committed = txn.commit();
         self.hub.notify(&committed);
+        self.hub.wake();
         committed
     }
 
