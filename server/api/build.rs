@@ -1,6 +1,6 @@
 //! Compiles the .proto files without protoc.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const FILES: [&str; 12] = [
     "proto/auth.proto",
@@ -29,5 +29,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .bytes(".")
         .file_descriptor_set_path(out.join("descriptor.bin"))
         .compile_fds(set)?;
+    if grpc {
+        use_own_codec(&out.join("etcdserverpb.rs"))?;
+    }
     Ok(())
+}
+
+/// The builder of services built from a descriptor set cannot be told of another codec.
+fn use_own_codec(file: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    let generated = std::fs::read_to_string(file)?;
+    let ours = generated.replace(
+        "tonic_prost::ProstCodec::default()",
+        "crate::codec::Codec::default()",
+    );
+    if ours == generated {
+        return Err("no service names its codec any more".into());
+    }
+    Ok(std::fs::write(file, ours)?)
 }

@@ -6,6 +6,8 @@
 //! etcd: api/etcdserverpb, api/mvccpb, api/authpb, api/membershippb, api/v3rpc/rpctypes.
 
 #[cfg(feature = "grpc")]
+pub mod codec;
+#[cfg(feature = "grpc")]
 pub mod error;
 
 /// The API level reported where etcd reports its version.
