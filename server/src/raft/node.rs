@@ -278,7 +278,17 @@ impl RaftNode {
     }
 
     /// Replicates a command and waits until it is applied here.
-    pub async fn propose(&self, request: InternalRaftRequest) -> Result<Applied, ProposeError> {
+    ///
+    /// The command, with room for each kind of request nearly two kilobytes long, is on the heap before a future has to carry it.
+    pub fn propose(
+        &self,
+        request: InternalRaftRequest,
+    ) -> impl Future<Output = Result<Applied, ProposeError>> + Send + '_ {
+        let command = Command(Arc::new(request));
+        self.propose_command(command)
+    }
+
+    async fn propose_command(&self, command: Command) -> Result<Applied, ProposeError> {
         let gap = self
             .log
             .committed_index()
@@ -290,8 +300,9 @@ impl RaftNode {
             return Err(ProposeError::NoSpace);
         }
         timeout(self.timeout, async {
-            self.wait_for_leader().await?;
-            let command = Command(Arc::new(request));
+            if !self.leads.load(Ordering::Acquire) {
+                Box::pin(self.wait_for_leader()).await?;
+            }
             match self.raft.client_write(command).await {
                 Ok(response) => response.data.0.ok_or(ProposeError::Stopping),
                 Err(RaftError::APIError(ClientWriteError::ForwardToLeader(_))) => {
@@ -313,10 +324,8 @@ impl RaftNode {
         .map_err(|_| ProposeError::Timeout)?
     }
 
+    /// Where this member does not lead already.
     async fn wait_for_leader(&self) -> Result<(), ProposeError> {
-        if self.leads.load(Ordering::Acquire) {
-            return Ok(());
-        }
         let mut changes = self.changes.clone();
         let mut stopping = self.stopping.subscribe();
         tokio::select! {
@@ -334,9 +343,16 @@ impl RaftNode {
         if self.leads_alone.load(Ordering::Acquire) {
             return Ok(());
         }
+        // Seldom needed, and large.
+        Box::pin(self.wait_for_barrier()).await
+    }
+
+    async fn wait_for_barrier(&self) -> Result<(), ProposeError> {
         timeout(self.timeout, async {
             loop {
-                self.wait_for_leader().await?;
+                if !self.leads.load(Ordering::Acquire) {
+                    self.wait_for_leader().await?;
+                }
                 if self.leads_alone.load(Ordering::Acquire) {
                     return Ok(());
                 }

@@ -36,6 +36,7 @@ use crate::clock::Clock;
 use crate::cluster::Cluster;
 use crate::lease::Lessor;
 use crate::raft::RaftNode;
+use crate::raft::node::ProposeError;
 use crate::watch::Hub;
 use header::Headers;
 use watch::WatchConfig;
@@ -68,13 +69,25 @@ pub struct Context {
 
 impl Context {
     /// Replicates a request; gives the revision after it and its answer.
-    async fn propose(&self, mut request: pb::InternalRaftRequest) -> Result<(i64, Answer), Status> {
+    fn propose(
+        &self,
+        mut request: pb::InternalRaftRequest,
+    ) -> impl Future<Output = Result<(i64, Answer), Status>> + Send + '_ {
         request.header = Some(self.ids.header());
-        if request.encoded_len() > self.limits.request_bytes_max {
+        let fits = request.encoded_len() <= self.limits.request_bytes_max;
+        let proposing = fits.then(|| self.raft.propose(request));
+        self.answer(proposing)
+    }
+
+    async fn answer(
+        &self,
+        proposing: Option<impl Future<Output = Result<Applied, ProposeError>>>,
+    ) -> Result<(i64, Answer), Status> {
+        let Some(proposing) = proposing else {
             return Err(Error::RequestTooLarge.into());
-        }
+        };
         crate::metrics::PROPOSALS_PENDING.inc();
-        let outcome = self.raft.propose(request).await;
+        let outcome = proposing.await;
         crate::metrics::PROPOSALS_PENDING.dec();
         let Applied { revision, result } = outcome.map_err(|error| {
             crate::metrics::PROPOSALS_FAILED.inc();
