@@ -25,9 +25,6 @@ use crate::schema::Table;
 /// Bytes of one read of the engine in a scan: long enough to amortize it, short enough to pin no pages for long.
 const SCAN_CHUNK_BYTES: usize = 1 << 20;
 
-/// Looking up a changed key costs about as much as walking over this many.
-const CHANGES_WORTH_LOOKING_UP: i64 = 8;
-
 /// An immutable picture of the key space at one moment. Cheap to clone and hold briefly.
 #[derive(Clone, Debug)]
 pub struct View {
@@ -394,8 +391,11 @@ fn count(picture: &Picture, recent: Option<&Values>, span: &Span<'_>, at: i64) -
         );
     }
     if at < picture.revision {
-        if let Some(count) = recent.and_then(|recent| count_back(picture, recent, span, at)) {
-            return count;
+        // The pages of a list pin the revision of the first one.
+        let growth =
+            |recent: &Values| recent.growth(at, picture.revision, |key| span.contains(key));
+        if let Some(growth) = recent.and_then(growth) {
+            return count_now(picture, span) - growth;
         }
         let mut count = 0;
         for_each(picture, span, at, |_, _| {
@@ -412,30 +412,6 @@ fn count_now(picture: &Picture, span: &Span<'_>) -> i64 {
         .end
         .map_or(picture.tree.live_len(), |end| picture.tree.live_before(end));
     before_end.saturating_sub(picture.tree.live_before(span.start)) as i64
-}
-
-/// The count at `at` from the count now and the changes since, if they are remembered: the pages of a list pin the revision of the first one.
-fn count_back(picture: &Picture, recent: &Values, span: &Span<'_>, at: i64) -> Option<i64> {
-    let mut count = count_now(picture, span);
-    let txns = recent.recent(at + 1, picture.revision)?;
-    let mut changed: Vec<&[u8]> = txns
-        .iter()
-        .flat_map(|(_, events)| events.iter())
-        .map(|event| &event.kv.key[..])
-        .filter(|key| span.contains(key))
-        .collect();
-    if changed.len() as i64 > count / CHANGES_WORTH_LOOKING_UP {
-        return None;
-    }
-    changed.sort_unstable();
-    changed.dedup();
-    for key in changed {
-        if let Some(index) = picture.tree.get(key) {
-            count += i64::from(index.at(at).is_some());
-            count -= i64::from(!index.head().is_tombstone());
-        }
-    }
-    Some(count)
 }
 
 /// A record as the engine holds it.
