@@ -37,8 +37,9 @@ use crate::{compactor, metrics};
 const DRAIN: Duration = Duration::from_secs(2);
 /// Between attempts to publish this member's name.
 const PUBLISH_RETRY: Duration = Duration::from_millis(100);
-/// The engine's own page cache; current values have a cache of their own.
-const ENGINE_CACHE_BYTES: u64 = 64 * 1024 * 1024;
+/// The engine's own page cache; current values have a cache of their own. Half of it is for pages not yet written: a batch of the committer's
+/// fits (its `BATCH_BYTES_MAX`).
+const ENGINE_CACHE_BYTES: u64 = 24 * 1024 * 1024;
 
 /// Why a member does not start.
 #[derive(Debug, thiserror::Error)]

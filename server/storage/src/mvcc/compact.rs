@@ -152,7 +152,7 @@ impl CompactQueue {
     }
 
     /// Sleeps. False when the thread has to end.
-    fn pause(&self, pause: Duration) -> bool {
+    pub(super) fn pause(&self, pause: Duration) -> bool {
         let mut state = self.state.lock();
         let until = crate::clock::now() + pause;
         while !state.stopped {

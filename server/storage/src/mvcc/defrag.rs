@@ -24,16 +24,22 @@ use crate::committer::Follow;
 use crate::error::StorageError;
 use crate::mvcc::store::{Shared, Sizes, Store};
 
-/// Bytes copied per batch of the new database.
+/// Bytes copied per batch of the new database: what the disk takes in a few milliseconds, since the log's syncs wait behind it.
 const fn copy_bytes(into: Kind) -> usize {
     match into {
-        Kind::Redb => 4 << 20,
+        Kind::Redb => 1 << 20,
         // While it takes a batch it lets nobody read, from none of its databases.
         Kind::Sled => 256 << 10,
     }
 }
+/// The copy rests after each batch for as long as the batch took, so that requests have half of the disk and of a core; but no longer than
+/// this.
+const REST_MAX: Duration = Duration::from_millis(100);
+/// How long the swap waits for reads that began before it to end.
+const READERS_WAIT_MAX: Duration = Duration::from_secs(2);
+const READERS_WAIT_STEP: Duration = Duration::from_millis(5);
 /// Keys caught up per batch.
-const CATCH_UP_KEYS: usize = 4096;
+const CATCH_UP_KEYS: usize = 1024;
 /// So few noted keys are left for the swap, during which the committer waits.
 const SWAP_KEYS_MAX: usize = 512;
 /// Rounds of catching up before the swap is made with whatever is left: a writer that is faster than the copy must not prolong it for ever.
@@ -112,8 +118,24 @@ impl Shared {
             catch_up(&*old, &*fresh, &take(follow))?;
             current::publish(dir, name)?;
             swap(Arc::clone(&fresh));
-            Ok(())
-        })
+            Ok::<_, StorageError>(())
+        })?;
+        // Whoever lets go of the old file last frees it on the disk, gigabytes at once: better here than in the middle of a read.
+        let give_up = crate::clock::now() + READERS_WAIT_MAX;
+        while Arc::strong_count(&old) > 1 && crate::clock::now() < give_up {
+            if !self.compact_queue.pause(READERS_WAIT_STEP) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// A store that serves nobody (an offline command) has no pauses.
+    fn rest(&self, worked: Duration) {
+        if !self.options.compaction_sleep.is_zero() {
+            // Cut short when the store is closed, which the next step finds out.
+            self.compact_queue.pause(worked.min(REST_MAX));
+        }
     }
 
     /// An error when the store is being closed, which waits for us.
@@ -135,6 +157,7 @@ impl Shared {
         let mut next = Vec::new();
         loop {
             self.go_on()?;
+            let begun = crate::clock::now();
             let pairs = old.scan(&next, &[OWN_PREFIX], chunk_bytes)?;
             let Some((last, _)) = pairs.last() else {
                 return Ok(());
@@ -147,6 +170,7 @@ impl Shared {
                 .map(|(key, value)| (key, Some(value)))
                 .collect();
             fresh.write(&Batch { ops })?;
+            self.rest(begun.elapsed());
         }
     }
 }
