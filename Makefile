@@ -11,10 +11,11 @@ export CARGO_TARGET_DIR ?= $(BALLAST_CACHE)/target
 export CARGO_TERM_COLOR ?= auto
 
 export BALLAST_BIN ?= $(CARGO_TARGET_DIR)/release/ballast
-# The harness itself is not what is measured: the dev build, which `check` needs anyway, is quick to make and quick enough.
+# The dev build of the harness, which `check` needs anyway, is quick enough where nothing is measured.
 E2E := $(CARGO_TARGET_DIR)/debug/ballast-e2e
 
 ROUNDS ?= 3
+KEYS ?= 1000000
 SEEDS ?= 5
 OPS ?= 500
 # Of the server in `make diff`; its own default when empty.
@@ -89,10 +90,21 @@ test-kube: build ## the suites that need the Kubernetes of `make up`
 
 # ---- measure -----------------------------------------------------------------------------------------------------------------
 
-.PHONY: bench diff planted
-bench: build ## the ratio table against real etcd, ROUNDS interleaved rounds
+LATENCY_TABLE ?= --write docs/latency.md
+
+# The client takes part in what is measured on the same cores: it is optimised too.
+MEASURE = BALLAST_BIN=$(CARGO_TARGET_DIR)/dist/ballast $(CARGO_TARGET_DIR)/release/ballast-e2e
+
+.PHONY: bench latency build-measure diff planted
+build-measure: build
 	cargo build --profile dist --locked -p ballast-server
-	BALLAST_BIN=$(CARGO_TARGET_DIR)/dist/ballast $(E2E) bench --rounds $(ROUNDS)
+	cargo build --release --locked -p ballast-e2e
+
+bench: build-measure ## the ratio table against real etcd, ROUNDS interleaved rounds, to docs/bench.md
+	$(MEASURE) bench --rounds $(ROUNDS) --write docs/bench.md
+
+latency: build-measure ## what requests notice of compaction and defragmentation at KEYS keys, to docs/latency.md
+	$(MEASURE) latency --keys $(KEYS) $(LATENCY_TABLE)
 
 diff: build ## the same random scripts on etcd and on Ballast, SEEDS of them with OPS operations each
 	$(E2E) diff --seeds $(SEEDS) --ops $(OPS) $(if $(ENGINE),--engine $(ENGINE))

@@ -2,8 +2,6 @@
 
 use std::fmt::{self, Display, Write as _};
 
-use crate::bench::better;
-
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Metric {
@@ -22,7 +20,6 @@ pub enum Metric {
 }
 
 impl Metric {
-    /// The name under which rows state their bounds.
     fn name(self) -> &'static str {
         match self {
             Metric::Throughput => "throughput",
@@ -52,12 +49,19 @@ impl Metric {
     }
 }
 
-/// Whether more or less of something is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Better {
-    Higher,
-    Lower,
+/// What is asked of a metric.
+#[derive(Clone, Copy, Debug)]
+pub enum Bound {
+    /// Ours to etcd's, the first stage's and the goal: no less of a throughput, no more of anything else.
+    Ratio(f64, f64),
+    /// Ours alone, in the metric's unit.
+    AtMost(f64),
+    /// Ours no more than this above our own in the row of this name.
+    Above(&'static str, f64),
 }
+
+/// Bounds of a row.
+pub type Bounds = &'static [(Metric, Bound)];
 
 /// The values of one workload on one server in one round.
 #[derive(Clone, Debug, Default)]
@@ -88,9 +92,6 @@ impl Display for Samples {
         Ok(())
     }
 }
-
-/// Bounds of a row on the ratio, by metric name.
-pub type Bounds = &'static [(&'static str, f64)];
 
 struct Line {
     row: String,
@@ -141,30 +142,42 @@ impl Table {
     /// One line for each metric of each row.
     pub fn markdown(&self) -> String {
         let mut text = format!(
-            "| row | metric | etcd | {} | ratio | first | met |\n|---|---|---|---|---|---|---|\n",
+            "| row | metric | etcd | {} | ratio | first | met | goal |\n|---|---|---|---|---|---|---|---|\n",
             self.program
         );
         for line in &self.lines {
             for metric in line.metrics() {
                 let [etcd, ours] = [0, 1].map(|side| Spread::of(&line.values(side, metric)));
-                let ratio = if etcd.median > 0.0 {
-                    ours.median / etcd.median
-                } else {
-                    f64::NAN
+                let ratio = ours.median / etcd.median;
+                let bound = line.first.iter().find(|(of, _)| *of == metric);
+                let (first, met, goal) = match bound.map(|(_, bound)| *bound) {
+                    None => (String::new(), "", String::new()),
+                    Some(Bound::Ratio(first, goal)) => {
+                        let (sign, met) = match metric {
+                            Metric::Throughput => (">=", ratio >= first),
+                            _ => ("<=", ratio <= first),
+                        };
+                        let goal = format!("{sign} {goal}x");
+                        (format!("{sign} {first}x"), word(met), goal)
+                    }
+                    Some(Bound::AtMost(most)) => {
+                        let first = format!("<= {most} {}", metric.unit());
+                        (first, word(ours.median <= most), String::new())
+                    }
+                    Some(Bound::Above(row, by)) => {
+                        let base = self.ours(row, metric);
+                        let first = format!("<= {row} + {by} {}", metric.unit());
+                        (first, word(ours.median <= base + by), String::new())
+                    }
                 };
-                let bound = line
-                    .first
-                    .iter()
-                    .find(|(name, _)| *name == metric.name())
-                    .map(|(_, bound)| *bound);
-                let (bound, met) = match (bound, better(metric)) {
-                    (None, _) => (String::new(), ""),
-                    (Some(bound), Better::Higher) => (format!(">= {bound}x"), word(ratio >= bound)),
-                    (Some(bound), Better::Lower) => (format!("<= {bound}x"), word(ratio <= bound)),
+                let ratio = if ratio.is_finite() {
+                    format!("{ratio:.2}")
+                } else {
+                    String::new()
                 };
                 let _ = writeln!(
                     text,
-                    "| {} | {} ({}) | {etcd} | {ours} | {ratio:.2} | {bound} | {met} |",
+                    "| {} | {} ({}) | {etcd} | {ours} | {ratio} | {first} | {met} | {goal} |",
                     line.row,
                     metric.name(),
                     metric.unit()
@@ -172,6 +185,17 @@ impl Table {
             }
         }
         text
+    }
+
+    /// The median of the program under test in a row; no number when there is none.
+    fn ours(&self, row: &str, metric: Metric) -> f64 {
+        let line = self.lines.iter().find(|line| line.row == row);
+        line.map_or(f64::NAN, |line| Spread::of(&line.values(1, metric)).median)
+    }
+
+    /// Bounds of the first stage that were not met.
+    pub fn missed(&self) -> usize {
+        self.markdown().matches("| NO |").count()
     }
 
     /// The table with what a reader must know of it.
@@ -187,7 +211,8 @@ impl Table {
         format!(
             "# Benchmark\n\nWritten by `make bench`: {} interleaved rounds on one machine, etcd v3.7.3 and {} in turn, fresh data \
              each time; median (min - max). The load generator shares the machine's cores with the server, so the server's CPU \
-             time per 1,000 requests says more than the throughput.{divided}\n\n{}",
+             time per 1,000 requests says more than the throughput. Ratios are ours to etcd's; `first` is what the first stage asks, \
+             `goal` what comes after.{divided}\n\n{}",
             self.rounds,
             self.program,
             self.markdown()
@@ -253,6 +278,9 @@ impl Spread {
 
 impl Display for Spread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.median.is_nan() {
+            return Ok(());
+        }
         write!(
             f,
             "{} ({} - {})",
@@ -291,7 +319,10 @@ mod tests {
     #[test]
     fn the_table_shows_the_median_its_spread_the_ratio_and_the_bound() {
         let mut table = Table::new("ballast", 3, 1);
-        let first: Bounds = &[("throughput", 1.3), ("cpu", 0.7)];
+        let first: Bounds = &[
+            (Metric::Throughput, Bound::Ratio(1.3, 2.0)),
+            (Metric::Cpu, Bound::Ratio(0.7, 0.4)),
+        ];
         for (etcd, ours) in [(1_000.0, 3_000.0), (2_000.0, 1_000.0), (1_500.0, 2_100.0)] {
             for (side, value) in [etcd, ours].into_iter().enumerate() {
                 let mut samples = Samples::of(Metric::Throughput, value);
@@ -301,10 +332,27 @@ mod tests {
         }
         let text = table.markdown();
         assert!(
-            text.contains("| put | throughput (/s) | 1,500 (1,000 - 2,000) | 2,100 (1,000 - 3,000) | 1.40 | >= 1.3x | yes |"),
+            text.contains("| put | throughput (/s) | 1,500 (1,000 - 2,000) | 2,100 (1,000 - 3,000) | 1.40 | >= 1.3x | yes | >= 2x |"),
             "{text}"
         );
-        assert!(text.contains("| 1.00 | <= 0.7x | NO |"), "{text}");
+        assert!(text.contains("| 1.00 | <= 0.7x | NO | <= 0.4x |"), "{text}");
+        assert_eq!(table.missed(), 1);
+    }
+
+    #[test]
+    fn a_bound_may_be_a_figure_or_another_row_of_ours() {
+        let mut table = Table::new("ballast", 1, 1);
+        let beside: Bounds = &[(Metric::P999, Bound::Above("quiet", 10.0))];
+        let most: Bounds = &[(Metric::Anonymous, Bound::AtMost(450.0))];
+        table.add("quiet", &[], 1, Samples::of(Metric::P999, 5.0));
+        table.add("near", beside, 1, Samples::of(Metric::P999, 14.0));
+        table.add("far", beside, 1, Samples::of(Metric::P999, 16.0));
+        table.add("memory", most, 1, Samples::of(Metric::Anonymous, 451.0));
+        let text = table.markdown();
+        let has = |line: &str| assert!(text.contains(line), "{text}");
+        has("| near | p99.9 (ms) |  | 14.0 (14.0 - 14.0) |  | <= quiet + 10 ms | yes |  |");
+        has("| far | p99.9 (ms) |  | 16.0 (16.0 - 16.0) |  | <= quiet + 10 ms | NO |  |");
+        has("| <= 450 MiB | NO |  |");
     }
 
     #[test]

@@ -9,6 +9,7 @@
 pub mod addons;
 pub mod bench;
 pub mod bench_kube;
+pub mod bench_objects;
 pub mod bench_process;
 pub mod bench_table;
 pub mod cluster;
@@ -18,6 +19,7 @@ pub mod forward;
 pub mod image;
 pub mod images;
 pub mod kill_history;
+pub mod latency;
 pub mod load;
 pub mod lossy;
 pub mod netns;

@@ -9,7 +9,7 @@ use ballast_e2e::control_plane::StoreKind;
 use ballast_e2e::progress::Progress;
 use ballast_e2e::up::{self, UpOptions};
 use ballast_e2e::{addons, forward, node_init, packages, paths, provisioner, suites, tools};
-use ballast_e2e::{bench, diff, lossy, peers, planted};
+use ballast_e2e::{bench, diff, latency, lossy, peers, planted};
 use clap::{Parser, Subcommand};
 
 /// A real Kubernetes on a store under test, on one machine.
@@ -57,6 +57,8 @@ enum Command {
     Planted(planted::Args),
     /// Measure the server under test against real etcd.
     Bench(bench::Args),
+    /// Measure what requests notice of compaction and defragmentation.
+    Latency(latency::Args),
     /// Build the tools, or only those of the named modules below `e2e/go`.
     Tools { modules: Vec<String> },
     /// Install the packages a node needs.
@@ -125,6 +127,9 @@ fn run(command: Command) -> Result<()> {
         Command::Planted(arguments) => planted::run(&arguments),
         Command::Bench(arguments) => {
             tokio::runtime::Runtime::new()?.block_on(bench::run(&arguments))
+        }
+        Command::Latency(arguments) => {
+            tokio::runtime::Runtime::new()?.block_on(latency::run(&arguments))
         }
         Command::Tools { modules } => {
             let progress = Progress::new();
