@@ -509,7 +509,8 @@ fn value_cache_default() -> u64 {
         (Some(limit), None) | (None, Some(limit)) => limit,
         (None, None) => 1024 * MIB,
     };
-    (limit / 4).clamp(64 * MIB, 4096 * MIB)
+    // Beyond it the gain is small: what is not here is read from the system's page cache.
+    (limit / 8).clamp(64 * MIB, 256 * MIB)
 }
 
 #[cfg(test)]
