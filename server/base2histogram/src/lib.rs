@@ -119,10 +119,6 @@ impl AsciiChart {
     }
 
     #[must_use]
-    #[expect(
-        clippy::should_implement_trait,
-        reason = "the name is the published crate's"
-    )]
     pub fn add(mut self, name: impl Into<String>, histogram: Histogram) -> Self {
         self.0.push((name.into(), histogram));
         self
