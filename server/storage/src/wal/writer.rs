@@ -323,11 +323,16 @@ impl Writer {
                 gone.extend(state.segments.pop_front());
             }
         }
-        for segment in gone {
+        for segment in &gone {
             // A segment left behind is deleted after the next purge's restart; it does no harm.
             if let Err(error) = std::fs::remove_file(&segment.path) {
                 tracing::warn!(path = %segment.path.display(), %error, "cannot delete a purged log segment");
             }
+        }
+        if !gone.is_empty() {
+            // The last handle frees the blocks: tens of milliseconds, in which nobody should wait for the log. Without a thread it is done here.
+            let freeing = std::thread::Builder::new().name("wal-free".to_owned());
+            drop(freeing.spawn(move || drop(gone)));
         }
     }
 
