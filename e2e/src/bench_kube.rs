@@ -189,15 +189,19 @@ async fn pinned_list(server: &StoreServer, keys: u64) -> Result<Samples> {
     let revision = first.header.context("an answer has a header")?.revision;
     let mut seen = first.kvs.len() as i64;
     let mut next = first.kvs.last().context("a page holds keys")?.key.clone();
-    bench_objects::closed_loop(&[client.clone()], CHANGES, |client, n| async move {
-        let request = PutRequest {
-            key: key(PREFIX, n * 7_919 % keys),
-            value: value(),
-            ..PutRequest::default()
-        };
-        client.kv.clone().put(request).await?;
-        Ok(())
-    })
+    bench_objects::closed_loop(
+        std::slice::from_ref(&client),
+        CHANGES,
+        |client, n| async move {
+            let request = PutRequest {
+                key: key(PREFIX, n * 7_919 % keys),
+                value: value(),
+                ..PutRequest::default()
+            };
+            client.kv.clone().put(request).await?;
+            Ok(())
+        },
+    )
     .await?;
     let mut times = Vec::new();
     let clients = [server.client()?];
