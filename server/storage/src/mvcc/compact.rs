@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::backend::Batch;
 use crate::error::StorageError;
@@ -30,6 +30,8 @@ use crate::schema::{Table, meta};
 
 /// Keys whose history is cut in one go: about a tenth of a millisecond during which no transaction begins.
 const KEYS_PER_STEP: usize = 64;
+/// After so many steps the walk over the index rests for as long as they took: a million keys are seconds of one core.
+const STEPS_PER_REST: usize = 16;
 
 /// A compaction under way.
 #[derive(Clone, Debug)]
@@ -187,7 +189,9 @@ impl Shared {
     fn compact(&self, job: &CompactJob) -> Result<bool, StorageError> {
         let started = crate::clock::now();
         self.committer.wait_written(job.after)?;
-        let garbage = self.compact_index(job.revision);
+        let Some(garbage) = self.compact_index(job.revision) else {
+            return Ok(false);
+        };
         let Some((hash, deleted)) = self.compact_records(job, garbage)? else {
             return Ok(false);
         };
@@ -206,11 +210,13 @@ impl Shared {
         Ok(true)
     }
 
-    /// Cuts the history of every key, and says which records nobody can see any more.
-    fn compact_index(&self, revision: i64) -> Garbage {
+    /// Cuts the history of every key, and says which records nobody can see any more. None when it was told to stop.
+    fn compact_index(&self, revision: i64) -> Option<Garbage> {
         let walked = self.newest.load_full();
         let mut garbage = Garbage::default();
         let mut keys: Vec<&[u8]> = Vec::with_capacity(KEYS_PER_STEP);
+        let mut steps = 0;
+        let mut begun = crate::clock::now();
         for (key, index) in walked.tree.from(b"") {
             garbage.keeps_any = garbage.keeps_any || index.keeps_any(revision);
             if index.has_garbage(revision) {
@@ -218,19 +224,26 @@ impl Shared {
                 if keys.len() == KEYS_PER_STEP {
                     self.compact_keys(revision, &keys, &mut garbage.revisions);
                     keys.clear();
+                    steps += 1;
+                    if steps % STEPS_PER_REST == 0 {
+                        if !self.compact_queue.pause(begun.elapsed()) {
+                            return None;
+                        }
+                        begun = crate::clock::now();
+                    }
                 }
             }
         }
         self.compact_keys(revision, &keys, &mut garbage.revisions);
         garbage.revisions.sort_unstable();
-        garbage
+        Some(garbage)
     }
 
     fn compact_keys(&self, revision: i64, keys: &[&[u8]], dropped: &mut Vec<Revision>) {
         if keys.is_empty() {
             return;
         }
-        let _writer = self.writer.lock();
+        let writer = self.writer.lock();
         let mut picture = Picture::clone(&self.newest.load());
         for key in keys {
             let Some(index) = picture.tree.get(key) else {
@@ -242,6 +255,8 @@ impl Shared {
             }
         }
         self.newest.store(Arc::new(picture));
+        // To a transaction that waits, rather than to the next step.
+        MutexGuard::unlock_fair(writer);
     }
 
     /// Deletes the garbage from the engine, step by step, and hashes all records on the way as etcd does: before they are deleted.
