@@ -96,7 +96,7 @@ LATENCY_TABLE ?= --write docs/latency.md
 MEASURE = BALLAST_BIN=$(CARGO_TARGET_DIR)/dist/ballast $(CARGO_TARGET_DIR)/release/ballast-e2e
 
 .PHONY: bench latency build-measure diff planted
-build-measure: build
+build-measure: packages
 	cargo build --profile dist --locked -p ballast-server
 	cargo build --release --locked -p ballast-e2e
 
