@@ -157,8 +157,8 @@ async fn settled_file(server: &StoreServer) -> Result<u64> {
 
 fn table(pairs: &[Pair], rise_max: f64) -> String {
     let mut text = String::from(
-        "| work | took (s) | request | quiet p99.9 (ms) | quiet slowest | p99.9 | slowest | p99.9 rises by | met |\n\
-         |---|---|---|---|---|---|---|---|---|\n",
+        "| work | took (s) | request | quiet p99.9 (ms) | quiet slowest | p99.9 | slowest | due at (s) | p99.9 rises by | met |\n\
+         |---|---|---|---|---|---|---|---|---|---|\n",
     );
     for pair in pairs {
         for (request, quiet, disturbed) in [
@@ -170,13 +170,14 @@ fn table(pairs: &[Pair], rise_max: f64) -> String {
             let met = rise <= rise_max && disturbed.failed == 0;
             let _ = writeln!(
                 text,
-                "| {} | {:.1} | {request} | {:.1} | {:.1} | {:.1} | {:.1} | {rise:.1} | {} |",
+                "| {} | {:.1} | {request} | {:.1} | {:.1} | {:.1} | {:.1} | {:.1} | {rise:.1} | {} |",
                 pair.work,
                 pair.took.as_secs_f64(),
                 p999(quiet),
                 milliseconds(quiet.max()),
                 p999(disturbed),
                 milliseconds(disturbed.max()),
+                disturbed.slowest_at.as_secs_f64(),
                 if met { "yes" } else { "NO" }
             );
         }

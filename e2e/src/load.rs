@@ -46,6 +46,8 @@ pub struct Plan {
 pub struct Measured {
     /// Sorted.
     latencies: Vec<Duration>,
+    /// When the slowest was due, from the start.
+    pub slowest_at: Duration,
     pub failed: usize,
     pub elapsed: Duration,
 }
@@ -84,12 +86,19 @@ pub async fn run(clients: &[Client], plan: &Plan, stop: Arc<AtomicBool>) -> Resu
     if clients.is_empty() {
         bail!("no connection to send over");
     }
-    let (sender, mut receiver) = mpsc::unbounded_channel::<Option<Duration>>();
+    let (sender, mut receiver) = mpsc::unbounded_channel::<Option<(Duration, Duration)>>();
     let collect = tokio::spawn(async move {
         let mut measured = Measured::default();
-        while let Some(latency) = receiver.recv().await {
-            match latency {
-                Some(latency) => measured.latencies.push(latency),
+        let mut slowest = Duration::ZERO;
+        while let Some(answer) = receiver.recv().await {
+            match answer {
+                Some((at, latency)) => {
+                    if latency > slowest {
+                        slowest = latency;
+                        measured.slowest_at = at;
+                    }
+                    measured.latencies.push(latency);
+                }
                 None => measured.failed += 1,
             }
         }
@@ -110,7 +119,7 @@ pub async fn run(clients: &[Client], plan: &Plan, stop: Arc<AtomicBool>) -> Resu
                 let answered = send(client, kind, number).await;
                 let latency = due.elapsed();
                 // The collector outlives all senders.
-                let _ = sender.send(answered.then_some(latency));
+                let _ = sender.send(answered.then_some((due - begun, latency)));
                 drop(permit);
             });
             sent += 1;
