@@ -18,10 +18,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use serde::{Deserialize, Serialize};
 
 use crate::progress::Progress;
 use crate::up::say;
-use crate::{paths, tools, wait};
+use crate::{paths, suites, tools, wait};
 
 /// What `diff` gets to find a bug: scripts, and operations of each.
 const DIFF_SEEDS: &str = "10";
@@ -29,6 +30,12 @@ const DIFF_OPS: &str = "1000";
 /// A suite that has found nothing by then has not found it.
 const SUITE_DEADLINE: Duration = Duration::from_mins(20);
 const SHOWN_BYTES_MAX: usize = 4_000;
+const REPORT_HEAD: &str = "# Planted bugs
+
+Written by `make planted`: each patch of `e2e/planted` is applied to the server alone, and the suite named must find it. `diff` looks twice: with
+the edges written by hand, and with random scripts of 1000 operations from seed 1 on.
+
+";
 
 /// What to plant.
 #[derive(Debug, clap::Args)]
@@ -36,56 +43,113 @@ pub struct Args {
     /// Only patches whose name contains this.
     #[arg(long)]
     name: Option<String>,
+    /// Leave out those that were found in this very tree.
+    #[arg(long)]
+    resume: bool,
     /// Write the table there, as Markdown.
     #[arg(long)]
     report: Option<PathBuf>,
 }
 
 /// One patch.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Plant {
     name: String,
+    #[serde(skip)]
     path: PathBuf,
     bug: String,
     caught_by: String,
 }
 
 /// How a suite found it: for each way it was looked for, when.
-type Found = Vec<(&'static str, Option<String>)>;
+type Found = Vec<(String, Option<String>)>;
+
+/// What became of a patch, kept so that a run of one of them does not forget the others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Outcome {
+    plant: Plant,
+    /// What the patch was planted into.
+    tree: String,
+    found: Found,
+    failure: Option<String>,
+}
+
+impl Outcome {
+    fn caught(&self) -> bool {
+        self.failure.is_none() && self.found.iter().any(|(_, when)| when.is_some())
+    }
+
+    fn text(&self) -> String {
+        if let Some(failure) = &self.failure {
+            let line = failure.lines().next().unwrap_or_default();
+            return format!("FAILED: {line}");
+        }
+        let told: Vec<String> = self
+            .found
+            .iter()
+            .map(|(way, when)| format!("{way}: {}", when.as_deref().unwrap_or("not found")))
+            .collect();
+        told.join("; ")
+    }
+}
 
 /// Plants every bug, one at a time, and prints who found it.
 pub fn run(args: &Args) -> Result<()> {
     let root = paths::repository();
-    let plants = plants(&root, args.name.as_deref())?;
-    if plants.is_empty() {
+    if plants(&root, args.name.as_deref())?.is_empty() {
         bail!("no patch matches");
     }
     tools::ensure(&["etcd"], &Progress::new())?;
     let folder = paths::cache()?.join("planted");
-    let mut outcomes = Vec::new();
-    for plant in plants {
-        say(&format!("== {}: {}", plant.name, plant.bug));
-        let outcome = find(&root, &folder, &plant);
-        match &outcome {
-            Ok(found) => say(&line(&plant, found)),
-            Err(error) => say(&format!("{}: {error:#}", plant.name)),
+    fs::create_dir_all(&folder)?;
+    let tree = suites::tree_id(&root)?;
+    let record = folder.join("outcomes.json");
+    let mut outcomes: Vec<Outcome> = fs::read(&record)
+        .ok()
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+        .unwrap_or_default();
+    let mut missed = Vec::new();
+    for plant in plants(&root, args.name.as_deref())? {
+        let known = outcomes
+            .iter()
+            .find(|o| o.plant.name == plant.name && o.tree == tree && o.caught());
+        if let (true, Some(known)) = (args.resume, known) {
+            say(&format!("{}: known: {}", plant.name, known.text()));
+            continue;
         }
-        outcomes.push((plant, outcome));
+        say(&format!("== {}: {}", plant.name, plant.bug));
+        let (found, failure) = match find(&root, &folder, &plant) {
+            Ok(found) => (found, None),
+            Err(error) => (Vec::new(), Some(format!("{error:#}"))),
+        };
+        let outcome = Outcome {
+            plant,
+            tree: tree.clone(),
+            found,
+            failure,
+        };
+        if let Some(failure) = &outcome.failure {
+            say(failure);
+        }
+        say(&format!("{}: {}", outcome.plant.name, outcome.text()));
+        if !outcome.caught() {
+            missed.push(outcome.plant.name.clone());
+        }
+        outcomes.retain(|o| o.plant.name != outcome.plant.name);
+        outcomes.push(outcome);
+        fs::write(&record, serde_json::to_vec_pretty(&outcomes)?)?;
     }
     // Nothing of the last patch stays behind.
     copy(&root, &folder.join("tree"))?;
+    let present = plants(&root, None)?;
+    outcomes.retain(|o| present.iter().any(|plant| plant.name == o.plant.name));
+    outcomes.sort_by(|a, b| a.plant.name.cmp(&b.plant.name));
     let table = table(&outcomes);
     say(&table);
     if let Some(path) = &args.report {
-        let text = format!(
-            "# Planted bugs\n\nWritten by `make planted`: each patch of `e2e/planted` is applied to the server alone, and the suite named must find it.\n\n{table}"
-        );
+        let text = format!("{REPORT_HEAD}{table}");
         fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
     }
-    let missed = outcomes.iter().filter(|(_, outcome)| {
-        !matches!(outcome, Ok(found) if found.iter().any(|(_, when)| when.is_some()))
-    });
-    let missed: Vec<&str> = missed.map(|(plant, _)| plant.name.as_str()).collect();
     if !missed.is_empty() {
         bail!("not found: {}", missed.join(", "));
     }
@@ -153,7 +217,7 @@ fn find(root: &Path, folder: &Path, plant: &Plant) -> Result<Found> {
             .args(["--", "--nocapture", "--test-threads=1"])
             .current_dir(root);
         let when = suite_fails(suite, &server, "round ")?;
-        return Ok(vec![("test", when)]);
+        return Ok(vec![("test".to_owned(), when)]);
     }
     let diff = |arguments: &[&str]| -> Result<Option<String>> {
         let mut suite = Command::new(std::env::current_exe()?);
@@ -163,9 +227,9 @@ fn find(root: &Path, folder: &Path, plant: &Plant) -> Result<Found> {
         suite_fails(suite, &server, "operation ")
     };
     Ok(vec![
-        ("edges", diff(&["--seeds=0"])?),
+        ("edges".to_owned(), diff(&["--seeds=0"])?),
         (
-            "random",
+            "random".to_owned(),
             diff(&["--without-edges", "--seeds", DIFF_SEEDS, "--ops", DIFF_OPS])?,
         ),
     ])
@@ -293,27 +357,17 @@ fn copy(root: &Path, tree: &Path) -> Result<()> {
     Ok(())
 }
 
-fn line(plant: &Plant, found: &Found) -> String {
-    let told: Vec<String> = found
-        .iter()
-        .map(|(way, when)| format!("{way}: {}", when.as_deref().unwrap_or("not found")))
-        .collect();
-    format!("{}: {}", plant.name, told.join("; "))
-}
-
-fn table(outcomes: &[(Plant, Result<Found>)]) -> String {
+fn table(outcomes: &[Outcome]) -> String {
     let mut text = String::from("| bug | what is wrong | caught by | found |\n|---|---|---|---|\n");
-    for (plant, outcome) in outcomes {
-        let found = match outcome {
-            Ok(found) => found
-                .iter()
-                .map(|(way, when)| format!("{way}: {}", when.as_deref().unwrap_or("not found")))
-                .collect::<Vec<_>>()
-                .join("; "),
-            Err(error) => format!("FAILED: {}", error.to_string().replace('\n', " ")),
-        };
-        let (name, bug, suite) = (&plant.name, &plant.bug, &plant.caught_by);
-        let _ = writeln!(text, "| {name} | {bug} | {suite} | {found} |");
+    for outcome in outcomes {
+        let Plant {
+            name,
+            bug,
+            caught_by,
+            ..
+        } = &outcome.plant;
+        let found = outcome.text();
+        let _ = writeln!(text, "| {name} | {bug} | {caught_by} | {found} |");
     }
     text
 }

@@ -109,7 +109,7 @@ const SUITES: &[Suite] = &[
         3_000,
         &["diff", "--seeds", "50", "--ops", "2000"],
     )),
-    full_only(own("planted", Group::Wire, 7_200, &["planted"])),
+    full_only(own("planted", Group::Wire, 7_200, &["planted", "--resume"])),
     test("fault_kill", Group::Wire, 300),
     long("fault_kill_long", "fault_kill", 1_800),
     test("fault_power_cut", Group::Wire, 300),
@@ -336,7 +336,7 @@ fn report(outcomes: &[Outcome]) -> String {
 }
 
 /// The commit and, if the tree differs from it, a hash of the difference.
-fn tree_id(root: &Path) -> Result<String> {
+pub fn tree_id(root: &Path) -> Result<String> {
     let git = |arguments: &[&str]| -> Result<Vec<u8>> {
         let output = Command::new("git")
             .args(arguments)

@@ -278,6 +278,8 @@ impl Counts {
                 Step::Progress => {
                     self.call("  watch.progress");
                 }
+                // It may be left out.
+                Step::Write(Op::Compact(_)) => {}
                 Step::Write(op) => {
                     self.op(op);
                     self.option(call, "write meanwhile");

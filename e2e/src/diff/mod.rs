@@ -56,7 +56,7 @@ pub struct Args {
     #[arg(long)]
     seed: Option<u64>,
     /// Scripts at a time: starting and syncing leave the cores idle.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 6)]
     jobs: usize,
     /// Only random scripts.
     #[arg(long)]

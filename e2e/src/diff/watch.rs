@@ -36,18 +36,26 @@ pub struct Due {
     pub compacted: bool,
 }
 
+/// Where everything must have come.
+#[derive(Clone, Debug, Default)]
+pub struct Point {
+    pub due: Vec<Due>,
+    /// What a progress reply must reach then, where one can be asked for: it proves that a watch of which nothing was due is up to date too.
+    pub progress: Option<i64>,
+}
+
 /// What will come, as the model says.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// Before each step at which everything must have come, what each watch has told.
-    pub due: Vec<Vec<Due>>,
-    /// Whether each step is answered.
+    /// Before each step that needs it, and at the end.
+    pub points: Vec<Point>,
+    /// Whether each step is answered. A compaction that is not is left out: a watch that waits for the future lets nobody see whether the
+    /// others have read what will be gone.
     pub answered: Vec<bool>,
     /// The ids that keep etcd from telling progress: canceled ones and such as wait for the future. They are canceled at the end.
     pub blocking: Vec<i64>,
-    /// Whether watches are left then.
-    pub living: bool,
-    pub head: i64,
+    /// What progress must reach then, if watches are left.
+    pub progress: Option<i64>,
 }
 
 /// Whether everything must have come before this step.
@@ -128,11 +136,11 @@ pub(super) async fn perform(client: &Client, steps: &[Step], plan: &Plan) -> Res
     stream
         .take_until("the first answer", |told| !told.replies.is_empty())
         .await?;
-    let mut due = plan.due.iter();
+    let mut points = plan.points.iter();
     for (step, &answered) in steps.iter().zip(&plan.answered).skip(1) {
         if settles(step) {
-            let due = due.next().context("the plan is too short")?;
-            stream.settle(due).await?;
+            let point = points.next().context("the plan is too short")?;
+            stream.settle(point).await?;
         }
         match step {
             Step::Create(request) => {
@@ -142,20 +150,20 @@ pub(super) async fn perform(client: &Client, steps: &[Step], plan: &Plan) -> Res
             Step::Progress => {
                 stream.ask(progress(), false).await?;
             }
+            Step::Write(_) if !answered => {}
             Step::Write(op) => {
                 let answer = Box::pin(perform::perform(client, op, &Plan::default())).await?;
                 stream.told.replies.push(answer.text);
             }
         }
     }
-    stream
-        .settle(plan.due.last().context("the plan is too short")?)
-        .await?;
+    let end = points.next().context("the plan is too short")?;
+    stream.settle(end).await?;
     for &watch_id in &plan.blocking {
         stream.cancel(watch_id, true).await?;
     }
-    if plan.living {
-        stream.reach(plan.head).await?;
+    if let Some(head) = plan.progress {
+        stream.reach(head).await?;
     }
     Ok(stream.told.answer())
 }
@@ -201,7 +209,8 @@ impl Stream {
     }
 
     /// Waits for everything that must have come.
-    async fn settle(&mut self, due: &[Due]) -> Result<()> {
+    async fn settle(&mut self, point: &Point) -> Result<()> {
+        let due = &point.due;
         self.take_until(&format!("{due:?}"), |told| {
             let mut watches = told.watches.iter().zip(due);
             watches.all(|(watch, due)| {
@@ -210,7 +219,11 @@ impl Stream {
                         && watch.compacted.is_some() >= due.compacted)
             })
         })
-        .await
+        .await?;
+        match point.progress {
+            Some(head) => self.reach(head).await,
+            None => Ok(()),
+        }
     }
 
     async fn take_until(&mut self, what: &str, done: impl Fn(&Session) -> bool) -> Result<()> {
@@ -231,6 +244,8 @@ impl Stream {
 
     /// Waits for progress up to `head`.
     async fn reach(&mut self, head: i64) -> Result<()> {
+        // Told before, it would say nothing of watches that came since.
+        self.progress = 0;
         let sender = self.sender.clone();
         let waiting = async {
             let mut tick = tokio::time::interval(PROGRESS_PERIOD);

@@ -10,7 +10,7 @@ use pb::watch_create_request::FilterType;
 
 use super::super::perform::Answer;
 use super::super::script::{Op, Step};
-use super::super::watch::{Due, Plan, Session, compaction_text, settles};
+use super::super::watch::{Due, Plan, Point, Session, compaction_text, settles};
 use super::kv::contains;
 use super::{Change, Model, header};
 
@@ -40,8 +40,14 @@ impl Model {
         let mut stream = Stream::default();
         let mut plan = Plan::default();
         for step in steps {
+            let blocking = !self.blocking(&stream).is_empty();
             if settles(step) {
-                plan.due.push(stream.due());
+                let compaction = matches!(step, Step::Write(Op::Compact(_)));
+                let provable = compaction && !blocking && !stream.watches.is_empty();
+                plan.points.push(Point {
+                    due: stream.due(),
+                    progress: provable.then(|| self.head()),
+                });
             }
             let answered = match step {
                 Step::Create(request) => {
@@ -50,6 +56,7 @@ impl Model {
                 }
                 Step::Cancel(id) => self.cancel(&mut stream, *id),
                 Step::Progress => false,
+                Step::Write(Op::Compact(_)) if blocking => false,
                 Step::Write(op) => {
                     let answer = self.write(op);
                     stream.session.replies.push(answer.text);
@@ -59,18 +66,25 @@ impl Model {
             plan.answered.push(answered);
             self.tell(&mut stream);
         }
-        plan.due.push(stream.due());
-        plan.head = self.head();
-        for (id, watch) in &stream.watches {
-            if watch.compacted || watch.start > self.head() {
-                plan.blocking.push(*id);
-            }
-        }
+        plan.points.push(Point {
+            due: stream.due(),
+            progress: None,
+        });
+        plan.blocking = self.blocking(&stream);
         for &id in &plan.blocking {
             self.cancel(&mut stream, id);
         }
-        plan.living = !stream.watches.is_empty();
+        plan.progress = (!stream.watches.is_empty()).then(|| self.head());
         (stream.session.answer(), plan)
+    }
+
+    /// The watches because of which etcd tells the stream no progress.
+    fn blocking(&self, stream: &Stream) -> Vec<i64> {
+        let watches = stream.watches.iter();
+        watches
+            .filter(|(_, watch)| watch.compacted || watch.start > self.head())
+            .map(|(id, _)| *id)
+            .collect()
     }
 
     fn write(&mut self, op: &Op) -> Answer {
