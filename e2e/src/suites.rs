@@ -119,6 +119,8 @@ const SUITES: &[Suite] = &[
     test("fault_log_tail", Group::Wire, 240),
     test("fault_disk", Group::Wire, 400),
     long("fault_disk_long", "fault_disk", 900),
+    test("fault_flip", Group::Wire, 300),
+    long("fault_flip_long", "fault_flip", 1_800),
     test("fault_clock", Group::Wire, 240),
     test("snapshot_hundred", Group::Wire, 240),
     long("snapshot_hundred_long", "snapshot_hundred", 1_800),

@@ -10,8 +10,8 @@ use ballast_e2e::storm::{Counts, Storm, Witness};
 use ballast_e2e::suites::rounds;
 use ballast_e2e::up::say;
 
-async fn kills(program: &Program, flags: &[&str], rounds: usize) -> Result<()> {
-    let mut server = StoreServer::start(program, flags).await?;
+async fn kills(engine: &str, rounds: usize) -> Result<()> {
+    let mut server = StoreServer::start(&Program::under_test()?, &[engine]).await?;
     let mut witness = Witness::default();
     let counts = Arc::new(Counts::default());
     for number in 0..rounds {
@@ -41,7 +41,7 @@ async fn kills(program: &Program, flags: &[&str], rounds: usize) -> Result<()> {
         .await
         .context("after a clean stop")?;
     say(&format!(
-        "{rounds} kills, {} writes sent, {acknowledged} acknowledged, {} revisions, {} compactions, {} defragmentations, {} snapshots, \
+        "{engine}: {rounds} kills, {} writes sent, {acknowledged} acknowledged, {} revisions, {} compactions, {} defragmentations, {} snapshots, \
          {} hashes compared",
         witness.sent,
         witness.checked,
@@ -55,6 +55,6 @@ async fn kills(program: &Program, flags: &[&str], rounds: usize) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kills_lose_no_acknowledged_write_and_tear_no_transaction() -> Result<()> {
-    let program = Program::under_test()?;
-    kills(&program, &[], rounds(30, 200)).await
+    kills("--storage-engine=redb", rounds(20, 200)).await?;
+    kills("--storage-engine=sled", rounds(10, 200)).await
 }

@@ -565,6 +565,13 @@ fn texts(urls: &[Url]) -> Vec<String> {
     urls.iter().map(ToString::to_string).collect()
 }
 
+/// [`stop_on_damage`], unless the store is only being closed, or stops already because of another error.
+pub fn stop_if_damaged(error: &StorageError) {
+    if !matches!(error, StorageError::Stopped { .. }) {
+        stop_on_damage(error);
+    }
+}
+
 /// The disk cannot be trusted any more: say so, and end the process before anything is acknowledged on top of it.
 pub fn stop_on_damage(error: &StorageError) -> ! {
     tracing::error!(error = %error, "storage failed; stopping this member");

@@ -160,6 +160,7 @@ impl Maintenance for MaintenanceService {
                 tracing::error!(error = %error, "failed to make a snapshot");
                 // Whoever waits must not take a part for the whole.
                 let _ = pieces.blocking_send(Some(Err(Status::unknown(error.to_string()))));
+                crate::node::stop_if_damaged(&error);
             }
         });
         Ok(Response::new(Box::pin(whole(stream))))

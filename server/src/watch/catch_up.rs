@@ -67,8 +67,12 @@ impl Hub {
             Ok(history) => history,
             // Compacted since: the next turn tells the watchers.
             Err(ReadError::Mvcc(MvccError::Compacted { .. })) => return true,
-            Err(error) => {
-                // The store has failed and stops the node by itself.
+            Err(ReadError::Storage(error)) => {
+                tracing::error!(%error, from, "cannot read history for watchers");
+                crate::node::stop_if_damaged(&error);
+                return false;
+            }
+            Err(ReadError::Mvcc(error)) => {
                 tracing::error!(%error, from, "cannot read history for watchers");
                 return false;
             }

@@ -111,11 +111,8 @@ pub struct Closed(pub PathBuf);
 
 impl Closed {
     fn refuse<T>(&self, op: &'static str) -> Result<T, StorageError> {
-        Err(StorageError::Engine {
-            op,
-            path: self.0.clone(),
-            detail: "the store is closed".to_owned(),
-        })
+        let first = format!("no {op} in {}: the store is closed", self.0.display());
+        Err(StorageError::Stopped { first })
     }
 }
 

@@ -10,6 +10,8 @@
 //!
 //! docs/format.md says the same for people.
 
+use crate::mvcc::revision::Revision;
+
 /// A table of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Table {
@@ -58,6 +60,19 @@ impl Table {
         full.push(self.prefix());
         full.extend_from_slice(key);
         full
+    }
+}
+
+/// An engine key as a person may read it in a report of damage: a record by its revision.
+pub fn name_of(key: &[u8]) -> String {
+    match key.split_first() {
+        Some((prefix, rest)) if *prefix == Table::Key.prefix() => {
+            match Revision::from_bytes(rest) {
+                Some((revision, _)) => format!("{}_{}", revision.main, revision.sub),
+                None => key.escape_ascii().to_string(),
+            }
+        }
+        _ => key.escape_ascii().to_string(),
     }
 }
 

@@ -1,8 +1,17 @@
 //! redb as the engine: the only file that names it.
 //!
-//! Promises: each batch is one transaction with immediate durability; `quick_repair` keeps the open after a crash
+//!     key          the engine key, whose first byte is below 0xff
+//!       -> value   and four bytes more: CRC32C over key and value, little-endian
+//!     0xff 't'     the tally of all pairs: in every batch
+//!
+//! Promises: each batch is one transaction with immediate durability, the tally inside; `quick_repair` keeps the open after a crash
 //! short (its allocator state is saved with each commit) and makes the commit two-phase, so that a torn
-//! commit is never taken for a whole one.
+//! commit is never taken for a whole one. What redb lacks is made up for here:
+//!
+//! - It checks its pages' sums only when it repairs a file, never when it reads: each value has a sum of its own, and whoever reads all
+//!   pairs compares them with the tally. So a bit that turned over in a value or a key is found when that is read, one in redb's own
+//!   pages when a pair is not found or is found twice.
+//! - It may panic over damage: a panic becomes an error, and the engine answers nothing from then on.
 //!
 //! After an I/O error redb refuses further use of the handle, which suits us: a failed write stops the node.
 
@@ -13,16 +22,26 @@
 
 use std::fmt::Display;
 use std::os::unix::fs::MetadataExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use bytes::Bytes;
+use crc32c::{crc32c, crc32c_append};
+use parking_lot::Mutex;
 use redb::{Database, Durability, ReadableDatabase, TableDefinition};
 
-use super::{Batch, Engine, EngineSize, Pairs, Tally};
+use super::tally::Digest;
+use super::{Batch, Engine, EngineSize, OWN_PREFIX, Pairs, Tally};
 use crate::error::StorageError;
+use crate::schema;
 
 /// Everything lies in one table, since our own prefix byte tells tables apart.
 const TABLE: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("ballast");
+
+const TALLY_KEY: [u8; 2] = [OWN_PREFIX, b't'];
+/// Of the sum behind each value.
+const SEAL_BYTES: usize = 4;
 
 /// `st_blocks` counts these, whatever the file system's block is.
 const STAT_BLOCK_BYTES: u64 = 512;
@@ -37,6 +56,10 @@ pub(super) struct Redb {
     path: PathBuf,
     file: std::fs::File,
     database: Database,
+    /// As of the last batch.
+    tally: Mutex<Tally>,
+    /// Why nothing is answered any more.
+    broken: OnceLock<String>,
 }
 
 impl std::fmt::Debug for Redb {
@@ -49,92 +72,145 @@ impl std::fmt::Debug for Redb {
 
 impl Redb {
     pub(super) fn open(path: &Path, cache_bytes: u64) -> Result<Self, StorageError> {
-        let fail = |op, detail: &dyn Display| StorageError::Engine {
-            op,
+        let fail = |detail: &dyn Display| StorageError::Engine {
+            op: "open",
             path: path.to_owned(),
             detail: detail.to_string(),
         };
-        // redb trusts what it reads and may panic over a damaged file; to the operator of the node both are the same.
-        let opened = std::panic::catch_unwind(|| {
+        let is_new = !path.exists();
+        let opened = caught(|| {
             Database::builder()
                 .set_cache_size(usize::try_from(cache_bytes).unwrap_or(usize::MAX))
                 .create(path)
         });
         let database = opened
-            .map_err(|_| fail("open", &"the engine cannot make sense of the file"))?
-            .map_err(|e| fail("open", &e))?;
+            .map_err(|reason| fail(&reason))?
+            .map_err(|e| fail(&e))?;
         // A second handle for the size alone: it goes on to name our file after a rename.
         let file = std::fs::File::open(path).map_err(|e| StorageError::io("open", path, e))?;
-        let engine = Self {
+        let mut engine = Self {
             path: path.to_owned(),
             file,
             database,
+            tally: Mutex::default(),
+            broken: OnceLock::new(),
         };
-        engine.write(&Batch::default())?; // makes the table
+        if !is_new {
+            engine.tally = Mutex::new(engine.read_tally()?);
+        }
+        engine.write(&Batch::default())?; // the table, and the tally, so that no database is without
         Ok(engine)
     }
 
-    fn fail(&self, op: &'static str) -> impl Fn(&dyn Display) -> StorageError + '_ {
-        move |detail| StorageError::Engine {
+    fn read_tally(&self) -> Result<Tally, StorageError> {
+        let bytes = self.get(&TALLY_KEY)?;
+        bytes
+            .as_deref()
+            .and_then(|bytes| Some(Tally::from_bytes(bytes.try_into().ok()?)))
+            .ok_or_else(|| {
+                let what = "it has no tally of its pairs: it is of a version before the first release, or damaged";
+                self.error("open", &what)
+            })
+    }
+
+    fn error(&self, op: &'static str, detail: &dyn Display) -> StorageError {
+        StorageError::Engine {
             op,
             path: self.path.clone(),
             detail: detail.to_string(),
         }
     }
-}
 
-impl Engine for Redb {
-    fn write(&self, batch: &Batch) -> Result<(), StorageError> {
-        let fail = self.fail("write");
+    /// Runs `work` unless the engine is broken; a panic breaks it.
+    fn run<T>(
+        &self,
+        op: &'static str,
+        work: impl FnOnce() -> Result<T, StorageError>,
+    ) -> Result<T, StorageError> {
+        if let Some(first) = self.broken.get() {
+            return Err(self.error(op, &format!("stopped after: {first}")));
+        }
+        match caught(work) {
+            Ok(result) => result,
+            Err(reason) => Err(self.error(op, self.broken.get_or_init(|| reason))),
+        }
+    }
+
+    /// The value in what is stored under `key`.
+    fn open_seal<'a>(&self, key: &[u8], stored: &'a [u8]) -> Result<&'a [u8], StorageError> {
+        let opened = stored
+            .split_last_chunk::<SEAL_BYTES>()
+            .filter(|(value, seal)| seal_of(key, value) == **seal);
+        opened.map(|(value, _)| value).ok_or_else(|| {
+            let record = schema::name_of(key);
+            let what = "its checksum does not match".to_owned();
+            let path = self.path.clone();
+            StorageError::DamagedRecord { path, record, what }
+        })
+    }
+
+    fn write_batch(&self, batch: &Batch, tally: &mut Tally) -> Result<(), StorageError> {
+        let fail = |error: &dyn Display| self.error("write", error);
         let mut txn = self.database.begin_write().map_err(|e| fail(&e))?;
         txn.set_durability(Durability::Immediate)
             .map_err(|e| fail(&e))?;
         txn.set_quick_repair(true);
         {
             let mut table = txn.open_table(TABLE).map_err(|e| fail(&e))?;
+            let mut sealed = Vec::new();
             for (key, value) in &batch.ops {
-                match value {
-                    Some(value) => table.insert(&key[..], &value[..]).map(drop),
-                    None => table.remove(&key[..]).map(drop),
+                if key.first().is_none_or(|first| *first >= OWN_PREFIX) {
+                    return Err(fail(&"a key lies outside of what is the store's"));
                 }
-                .map_err(|e| fail(&e))?;
+                let old = match value {
+                    Some(value) => {
+                        seal(key, value, &mut sealed);
+                        tally.add(key, Digest::of(value));
+                        table.insert(&key[..], &sealed[..])
+                    }
+                    None => table.remove(&key[..]),
+                };
+                if let Some(old) = old.map_err(|e| fail(&e))? {
+                    tally.remove(key, Digest::of(self.open_seal(key, old.value())?));
+                }
             }
+            seal(&TALLY_KEY, &tally.to_bytes(), &mut sealed);
+            let put = table.insert(&TALLY_KEY[..], &sealed[..]);
+            put.map(drop).map_err(|e| fail(&e))?;
         }
-        txn.commit().map_err(|e| self.fail("commit")(&e))
+        txn.commit().map_err(|e| self.error("commit", &e))
     }
 
-    fn get(&self, key: &[u8]) -> Result<Option<Bytes>, StorageError> {
-        let fail = self.fail("get");
+    fn values(
+        &self,
+        keys: &mut dyn Iterator<Item = &[u8]>,
+    ) -> Result<Vec<Option<Bytes>>, StorageError> {
+        let fail = |error: &dyn Display| self.error("get", error);
         let txn = self.database.begin_read().map_err(|e| fail(&e))?;
         let table = txn.open_table(TABLE).map_err(|e| fail(&e))?;
-        let found = table.get(key).map_err(|e| fail(&e))?;
-        Ok(found.map(|value| Bytes::copy_from_slice(value.value())))
-    }
-
-    fn get_many(&self, keys: &[Bytes]) -> Result<Vec<Option<Bytes>>, StorageError> {
-        let fail = self.fail("get");
-        let txn = self.database.begin_read().map_err(|e| fail(&e))?;
-        let table = txn.open_table(TABLE).map_err(|e| fail(&e))?;
-        let mut out = Vec::with_capacity(keys.len());
+        let mut out = Vec::with_capacity(keys.size_hint().0);
         for key in keys {
-            let found = table.get(&key[..]).map_err(|e| fail(&e))?;
-            out.push(found.map(|value| Bytes::copy_from_slice(value.value())));
+            out.push(match table.get(key).map_err(|e| fail(&e))? {
+                Some(stored) => {
+                    let value = self.open_seal(key, stored.value())?;
+                    Some(Bytes::copy_from_slice(value))
+                }
+                None => None,
+            });
         }
         Ok(out)
     }
 
-    fn scan(&self, start: &[u8], end: &[u8], bytes_max: usize) -> Result<Pairs, StorageError> {
-        if start >= end {
-            return Ok(Pairs::new());
-        }
-        let fail = self.fail("scan");
+    fn pairs(&self, start: &[u8], end: &[u8], bytes_max: usize) -> Result<Pairs, StorageError> {
+        let fail = |error: &dyn Display| self.error("scan", error);
         let txn = self.database.begin_read().map_err(|e| fail(&e))?;
         let table = txn.open_table(TABLE).map_err(|e| fail(&e))?;
         let mut out = Pairs::new();
         let mut bytes = 0;
         for pair in table.range::<&[u8]>(start..end).map_err(|e| fail(&e))? {
-            let (key, value) = pair.map_err(|e| fail(&e))?;
-            let (key, value) = (key.value(), value.value());
+            let (key, stored) = pair.map_err(|e| fail(&e))?;
+            let key = key.value();
+            let value = self.open_seal(key, stored.value())?;
             bytes += key.len() + value.len();
             out.push((Bytes::copy_from_slice(key), Bytes::copy_from_slice(value)));
             if bytes >= bytes_max {
@@ -142,6 +218,33 @@ impl Engine for Redb {
             }
         }
         Ok(out)
+    }
+}
+
+impl Engine for Redb {
+    fn write(&self, batch: &Batch) -> Result<(), StorageError> {
+        let mut tally = self.tally.lock();
+        let mut after = *tally;
+        self.run("write", || self.write_batch(batch, &mut after))?;
+        *tally = after;
+        Ok(())
+    }
+
+    fn get(&self, key: &[u8]) -> Result<Option<Bytes>, StorageError> {
+        let found = self.run("get", || self.values(&mut std::iter::once(key)))?;
+        Ok(found.into_iter().next().flatten())
+    }
+
+    fn get_many(&self, keys: &[Bytes]) -> Result<Vec<Option<Bytes>>, StorageError> {
+        self.run("get", || self.values(&mut keys.iter().map(|key| &key[..])))
+    }
+
+    fn scan(&self, start: &[u8], end: &[u8], bytes_max: usize) -> Result<Pairs, StorageError> {
+        let end = end.min(&[OWN_PREFIX][..]);
+        if start >= end {
+            return Ok(Pairs::new());
+        }
+        self.run("scan", || self.pairs(start, end, bytes_max))
     }
 
     fn size(&self) -> Result<EngineSize, StorageError> {
@@ -157,6 +260,32 @@ impl Engine for Redb {
     }
 
     fn tally(&self) -> Result<Option<Tally>, StorageError> {
-        Ok(None)
+        Ok(Some(*self.tally.lock()))
     }
 }
+
+fn seal_of(key: &[u8], value: &[u8]) -> [u8; SEAL_BYTES] {
+    crc32c_append(crc32c(key), value).to_le_bytes()
+}
+
+/// What is stored for a value, in `out`.
+fn seal(key: &[u8], value: &[u8], out: &mut Vec<u8>) {
+    out.clear();
+    out.extend_from_slice(value);
+    out.extend_from_slice(&seal_of(key, value));
+}
+
+/// What `work` answers, or why it panicked. Whatever state the panic left is not looked at again.
+fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+        let text = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("no reason given");
+        format!("the engine cannot make sense of the file: {text}")
+    })
+}
+
+#[cfg(test)]
+mod tests;

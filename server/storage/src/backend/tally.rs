@@ -65,6 +65,14 @@ impl Tally {
         self.sum = self.sum.wrapping_sub(number_of(key, value));
     }
 
+    /// Says that this is what was written and that what can be read.
+    pub fn differs_from(self, read: Self) -> String {
+        format!(
+            "{} pairs of {} bytes were written and {} of {} bytes can be read, or their contents differ",
+            self.pairs, self.bytes, read.pairs, read.bytes
+        )
+    }
+
     /// Three u64 big-endian.
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];

@@ -9,7 +9,8 @@
 //! Reads go on throughout (an old database that was removed stays readable while it is open), writes wait in the overlay for
 //! step 4 only, and the apply path touches neither. A key that changes while it is copied is among the noted ones, so that what the new
 //! one holds at step 4 is what the old one holds; before it, it counts for nothing. A crash leaves one or the other
-//! (backend/current.rs). An error while writing the new one, a full disk say, removes it and leaves the store as it was; so does a close.
+//! (backend/current.rs). An error while writing the new one, a full disk say, removes it and leaves the store as it was; so does a close. One
+//! while reading the old one, or a copy that lacks what was written, is damage and stops the store.
 //!
 //! etcd: server/storage/backend/backend.go's defrag, which stops everything.
 
@@ -108,14 +109,15 @@ impl Shared {
         self.copy_all(&*old, &*fresh, copy_bytes(name.kind))?;
         for _ in 0..CATCH_UP_ROUNDS_MAX {
             let keys = self.committer.between_batches(|follow, _| take(follow));
-            catch_up(&*old, &*fresh, &keys)?;
+            self.catch_up(&*old, &*fresh, &keys)?;
             if keys.len() <= SWAP_KEYS_MAX {
                 break;
             }
         }
         self.committer.between_batches(|follow, swap| {
             self.go_on()?;
-            catch_up(&*old, &*fresh, &take(follow))?;
+            self.catch_up(&*old, &*fresh, &take(follow))?;
+            self.check_copy(&*old, &*fresh)?;
             current::publish(dir, name)?;
             swap(Arc::clone(&fresh));
             Ok::<_, StorageError>(())
@@ -158,7 +160,8 @@ impl Shared {
         loop {
             self.go_on()?;
             let begun = crate::clock::now();
-            let pairs = old.scan(&next, &[OWN_PREFIX], chunk_bytes)?;
+            let pairs = old.scan(&next, &[OWN_PREFIX], chunk_bytes);
+            let pairs = pairs.map_err(|error| self.unreadable(error))?;
             let Some((last, _)) = pairs.last() else {
                 return Ok(());
             };
@@ -173,6 +176,45 @@ impl Shared {
             self.rest(begun.elapsed());
         }
     }
+
+    /// Gives the new database what the old one holds under `keys`.
+    fn catch_up(
+        &self,
+        old: &dyn Engine,
+        fresh: &dyn Engine,
+        keys: &[Bytes],
+    ) -> Result<(), StorageError> {
+        for keys in keys.chunks(CATCH_UP_KEYS) {
+            let values = old.get_many(keys).map_err(|error| self.unreadable(error))?;
+            fresh.write(&Batch {
+                ops: keys.iter().cloned().zip(values).collect(),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// A copy of damage would pass for sound: the copy must hold all that was ever written, and nothing else.
+    fn check_copy(&self, old: &dyn Engine, fresh: &dyn Engine) -> Result<(), StorageError> {
+        let (written, copied) = (old.tally()?, fresh.tally()?);
+        let (Some(written), Some(copied)) = (written, copied) else {
+            return Ok(());
+        };
+        if written == copied {
+            return Ok(());
+        }
+        Err(self.unreadable(StorageError::DamagedRecord {
+            path: self.options.dir.clone(),
+            record: "unknown".to_owned(),
+            what: written.differs_from(copied),
+        }))
+    }
+
+    /// The database in use cannot be read: that is no failure of the copy. Stops the store.
+    fn unreadable(&self, error: StorageError) -> StorageError {
+        let first = error.to_string();
+        self.committer.fail(error);
+        StorageError::Stopped { first }
+    }
 }
 
 fn take(follow: &mut Option<Follow>) -> Vec<Bytes> {
@@ -180,15 +222,4 @@ fn take(follow: &mut Option<Follow>) -> Vec<Bytes> {
         .as_mut()
         .map(|follow| std::mem::take(&mut follow.keys))
         .unwrap_or_default()
-}
-
-/// Gives the new database what the old one holds under `keys`.
-fn catch_up(old: &dyn Engine, fresh: &dyn Engine, keys: &[Bytes]) -> Result<(), StorageError> {
-    for keys in keys.chunks(CATCH_UP_KEYS) {
-        let values = old.get_many(keys)?;
-        fresh.write(&Batch {
-            ops: keys.iter().cloned().zip(values).collect(),
-        })?;
-    }
-    Ok(())
 }

@@ -133,6 +133,16 @@ impl KeyIndex {
         None
     }
 
+    /// Calls `visit` with the revision of each record, in no order to rely on.
+    pub fn for_each_revision(&self, mut visit: impl FnMut(Revision)) {
+        visit(self.head.revision());
+        let mut chunk = self.older.as_deref();
+        while let Some(Chunk { records, older }) = chunk {
+            records.iter().for_each(|record| visit(record.revision()));
+            chunk = older.as_deref();
+        }
+    }
+
     /// All records, ascending.
     pub fn records(&self) -> Vec<Record> {
         let mut chunks = Vec::new();

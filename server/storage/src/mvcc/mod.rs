@@ -5,6 +5,7 @@
 //!
 //! etcd: server/storage/mvcc.
 
+mod census;
 mod compact;
 mod defrag;
 mod hash;

@@ -209,6 +209,7 @@ impl View {
         let mut out: Vec<Event> = Vec::new();
         let mut bytes = 0;
         let mut last = 0;
+        let mut gaps = Gaps::new(start);
         for record in self
             .shared
             .records(Revision::new(start, 0), self.revision())
@@ -218,6 +219,7 @@ impl View {
                 tombstone,
                 value,
             } = record?;
+            self.check_gap(gaps.see(revision))?;
             if bytes >= bytes_max && revision.main != last {
                 return Ok((out, revision.main));
             }
@@ -250,7 +252,42 @@ impl View {
                 }
             });
         }
+        self.check_gap(gaps.see(Revision::new(self.revision() + 1, 0)))?;
         Ok((out, self.revision() + 1))
+    }
+
+    /// Every revision behind the compacted one has its records, so that a missing one is damage: nobody may be told a history without it.
+    fn check_gap(&self, missing: Option<Revision>) -> Result<(), StorageError> {
+        match missing {
+            Some(missing) if missing.main > self.shared.newest.load().compact_revision => {
+                Err(self.shared.lost(missing))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Watches for a hole in ascending records.
+struct Gaps {
+    last: Revision,
+}
+
+impl Gaps {
+    /// Records from main revision `start` on. The first revision of all has none: it is the empty store's.
+    fn new(start: i64) -> Self {
+        let last = Revision::new(start.max(2) - 1, 0);
+        Self { last }
+    }
+
+    /// The first record missing before this one, if one is.
+    fn see(&mut self, revision: Revision) -> Option<Revision> {
+        let last = std::mem::replace(&mut self.last, revision);
+        let next = if revision.main > last.main {
+            Revision::new(last.main + 1, 0)
+        } else {
+            Revision::new(last.main, last.sub + 1)
+        };
+        (revision != next).then_some(next)
     }
 }
 
@@ -600,5 +637,29 @@ impl Iterator for RecordScan {
                 Some(Err(error))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hole_in_the_records_is_seen_and_named() {
+        let see = |start, revisions: &[(i64, i64)]| {
+            let mut gaps = Gaps::new(start);
+            let revisions = revisions.iter();
+            let mut holes = revisions.filter_map(|&(main, sub)| gaps.see(Revision::new(main, sub)));
+            (holes.next(), holes.next())
+        };
+        let hole = |main, sub| (Some(Revision::new(main, sub)), None);
+        let whole = [(2, 0), (3, 0), (3, 1), (3, 2), (4, 0)];
+        assert_eq!(see(0, &whole), (None, None));
+        assert_eq!(see(2, &whole), (None, None));
+        assert_eq!(see(3, &whole[1..]), (None, None));
+        assert_eq!(see(2, &whole[1..]), hole(2, 0));
+        assert_eq!(see(2, &[(2, 0), (4, 0)]), hole(3, 0));
+        assert_eq!(see(2, &[(2, 0), (3, 0), (3, 2), (4, 0)]), hole(3, 1));
+        assert_eq!(see(2, &[(2, 0), (3, 1), (4, 0)]), hole(3, 0));
     }
 }

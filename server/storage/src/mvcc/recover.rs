@@ -30,10 +30,10 @@ use crate::mvcc::revision::Revision;
 use crate::mvcc::store::{Picture, Shared, Store, StoreOptions};
 use crate::mvcc::tree::Tree;
 use crate::mvcc::values::Values;
-use crate::schema::{Table, meta};
+use crate::schema::{self, Table, meta};
 
 /// The layout this release writes.
-pub const FORMAT_VERSION: u64 = 1;
+pub const FORMAT_VERSION: u64 = 2;
 /// etcd's revision before the first write.
 const FIRST_REVISION: i64 = 1;
 /// Bytes of one read of a small table.
@@ -171,10 +171,7 @@ fn check_tally(
         Some(written) if written != read => Err(StorageError::DamagedRecord {
             path: path.to_owned(),
             record: "unknown".to_owned(),
-            what: format!(
-                "{} pairs of {} bytes were written and {} of {} bytes can be read, or their contents differ",
-                written.pairs, written.bytes, read.pairs, read.bytes
-            ),
+            what: written.differs_from(read),
         }),
         _ => Ok(()),
     }
@@ -280,7 +277,7 @@ fn rebuild(engine: &Arc<dyn Engine>, dir: &Path) -> Result<Rebuilt, StorageError
                 out.add(&key, value)
                     .map_err(|what| StorageError::DamagedRecord {
                         path: dir.to_owned(),
-                        record: name_of(&key),
+                        record: schema::name_of(&key),
                         what,
                     })?;
             }
@@ -357,12 +354,5 @@ impl Rebuilt {
             None => KeyIndex::new(head, kv.lease),
         });
         Ok(())
-    }
-}
-
-fn name_of(key: &[u8]) -> String {
-    match Revision::from_bytes(&key[1..]) {
-        Some((revision, _)) => format!("{}_{}", revision.main, revision.sub),
-        None => format!("{key:02x?}"),
     }
 }

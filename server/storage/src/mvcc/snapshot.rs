@@ -4,7 +4,7 @@
 //!     plan   pass 1: lengths of all records up to the view's revision
 //!     pull   pass 2: pages as the reader asks for them, then the SHA-256 of all before
 //!
-//! Promises: the file is the store at one log position; memory is a chunk, whatever the store's size; writes go on.
+//! Promises: the file is the store at one log position, every record that the index knows in it; memory is a chunk, whatever the store's size; writes go on.
 //! Until the stream is dropped, records that a compaction gave up stay in the engine.
 //! Not here: the file's form (`bolt/`), reading one (`restore.rs`), sending it (`server/src/rpc/maintenance.rs`).
 //!
@@ -21,10 +21,11 @@ use crate::LogPosition;
 use crate::bolt::{Plan, Planner, WriteError, Writer, etcd};
 use crate::committer::PendingRecord;
 use crate::error::StorageError;
+use crate::mvcc::census::Census;
 use crate::mvcc::hold::Hold;
 use crate::mvcc::read::RecordScan;
-use crate::mvcc::revision::Revision;
-use crate::mvcc::store::{Shared, Store};
+use crate::mvcc::revision::{REVISION_BYTES, Revision};
+use crate::mvcc::store::{Picture, Shared, Store};
 use crate::schema::{Table, meta};
 
 /// A snapshot file on its way. Blocking; may be dropped at any time.
@@ -81,7 +82,11 @@ impl Store {
             what,
         };
         let buckets = etcd::small_buckets(&small, applied, finished).map_err(damaged)?;
-        let plan = plan(shared, &buckets, revision)?;
+        let (plan, census) = plan(shared, &buckets, revision)?;
+        // Records of a compaction that has not come to its end are gone from the index and not yet from the engine.
+        if finished == picture.compact_revision {
+            shared.check_census(census, &picture)?;
+        }
         let writer =
             Writer::new(plan, BytesMut::new().writer()).map_err(|error| failed(shared, &error))?;
         Ok(SnapshotStream {
@@ -100,12 +105,13 @@ impl Store {
 
 /// The first pass.
 fn plan(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     buckets: &[etcd::SmallBucket],
     revision: i64,
-) -> Result<Plan, StorageError> {
+) -> Result<(Plan, Census), StorageError> {
     let failed = |error| failed(shared, &error);
     let mut planner = Planner::new();
+    let mut census = Census::default();
     for (name, entries) in buckets {
         planner.begin_bucket(name.len()).map_err(failed)?;
         for (key, value) in entries {
@@ -113,12 +119,33 @@ fn plan(
         }
         if *name == etcd::KEY {
             let mut records = Records::new(shared, revision);
-            while let Some((key_len, value_len)) = records.next_lengths()? {
+            while let Some((revision, key_len, value_len)) = records.next_lengths()? {
+                census.add(revision);
                 planner.entry(key_len, value_len).map_err(failed)?;
             }
         }
     }
-    planner.finish().map_err(failed)
+    Ok((planner.finish().map_err(failed)?, census))
+}
+
+impl Shared {
+    /// A file that lacks a record would be taken for the whole. Stops the store when it would.
+    fn check_census(&self, found: Census, picture: &Picture) -> Result<(), StorageError> {
+        let known = Census::of(&picture.tree);
+        if found == known {
+            return Ok(());
+        }
+        let damaged = || StorageError::DamagedRecord {
+            path: self.options.dir.clone(),
+            record: "unknown".to_owned(),
+            what: format!(
+                "the index knows {} records and {} can be read, or others",
+                known.count, found.count
+            ),
+        };
+        self.committer.fail(damaged());
+        Err(damaged())
+    }
 }
 
 fn failed(shared: &Shared, error: &WriteError) -> StorageError {
@@ -206,18 +233,20 @@ impl SnapshotStream {
 /// All records up to a revision, ascending, in etcd's bytes.
 #[derive(Debug)]
 struct Records {
+    shared: Arc<Shared>,
     written: RecordScan,
     pending: std::vec::IntoIter<PendingRecord>,
 }
 
 impl Records {
-    fn new(shared: &Shared, revision: i64) -> Self {
+    fn new(shared: &Arc<Shared>, revision: i64) -> Self {
         // The overlay first: what leaves it after this is in the engine already.
         let from = Revision::default();
         let pending = shared.committer.records_between(from, revision);
         let first = pending.first().map(|record| record.revision.main);
         let until = first.unwrap_or_else(|| revision.saturating_add(1));
         Self {
+            shared: Arc::clone(shared),
             written: RecordScan::new(shared.committer.engine(), from, until),
             pending: pending.into_iter(),
         }
@@ -237,15 +266,16 @@ impl Records {
         }))
     }
 
-    /// As [`next`](Self::next), without making the bytes.
-    fn next_lengths(&mut self) -> Result<Option<(usize, usize)>, StorageError> {
+    /// As [`next`](Self::next), without making the bytes; the record's revision too.
+    fn next_lengths(&mut self) -> Result<Option<(Revision, usize, usize)>, StorageError> {
         if let Some(pair) = self.written.next() {
-            let (key, value) = pair?;
-            return Ok(Some((key.len() - 1, value.len())));
+            let stored = self.shared.stored(pair?)?;
+            let key_len = REVISION_BYTES + usize::from(stored.tombstone);
+            return Ok(Some((stored.revision, key_len, stored.value.len())));
         }
         Ok(self.pending.next().map(|record| {
-            let key_len = record.revision.to_bytes().len() + usize::from(record.tombstone);
-            (key_len, record.kv.encoded_len())
+            let key_len = REVISION_BYTES + usize::from(record.tombstone);
+            (record.revision, key_len, record.kv.encoded_len())
         }))
     }
 }
