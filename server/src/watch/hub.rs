@@ -120,7 +120,9 @@ pub(super) struct StreamEntry {
     pub(super) mailbox: Arc<Mailbox>,
     /// Filled while the dispatcher looks up, empty otherwise.
     batch: Events,
-    full: bool,
+    /// Whether the stream was full when this look-up met it first. It may get room meanwhile; a watcher that was set aside must not be
+    /// told what comes later before what it is owed.
+    full: Option<bool>,
 }
 
 #[derive(Debug)]
@@ -359,13 +361,11 @@ impl Hub {
                     let entry = streams[t.stream as usize]
                         .as_mut()
                         .expect("a watcher's stream is open");
-                    if entry.batch.entries.is_empty() {
-                        entry.full = entry.mailbox.is_full();
-                        if !entry.full {
-                            touched.push(t.stream);
-                        }
-                    }
-                    if entry.full {
+                    let full = *entry.full.get_or_insert_with(|| {
+                        touched.push(t.stream);
+                        entry.mailbox.is_full()
+                    });
+                    if full {
                         behind.push((t.id, commit.revision));
                     } else {
                         entry.batch.push(t.slot, commit, ei);
@@ -380,7 +380,9 @@ impl Hub {
         }
         out.upto = *matched;
         for stream in touched {
-            if let Some(entry) = &mut streams[stream as usize] {
+            if let Some(entry) = &mut streams[stream as usize]
+                && entry.full.take() == Some(false)
+            {
                 out.deliveries
                     .push((entry.mailbox.clone(), std::mem::take(&mut entry.batch)));
             }
@@ -529,7 +531,7 @@ impl StreamHandle {
         let entry = Some(StreamEntry {
             mailbox: mailbox.clone(),
             batch: Events::default(),
-            full: false,
+            full: None,
         });
         let stream = if let Some(free) = core.free_streams.pop() {
             core.streams[free as usize] = entry;
