@@ -285,7 +285,11 @@ async fn database_flips(flags: &[&str], count: usize) -> Result<()> {
         times(Outcome::StoppedLater),
         times(Outcome::Unnoticed)
     ));
-    ensure!(times(Outcome::Refused) > 0, "no flip was noticed");
+    // A few may all fall where nothing depends on them.
+    ensure!(
+        count < 10 || times(Outcome::Refused) > 0,
+        "no flip was noticed"
+    );
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! Bits that turn over in a database's files: whatever is read afterwards is right, or the store says what is damaged. `SEED` replays a run.
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic")]
+#![expect(clippy::print_stderr, reason = "a run is replayed by its seed")]
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;
@@ -73,7 +74,7 @@ fn fill(store: &Store) {
     for id in 0..50_u64 {
         let lease = Bytes::from(format!("lease {id}"));
         apply(store, |txn| {
-            txn.table_put(Table::Lease, &id.to_be_bytes(), lease)
+            txn.table_put(Table::Lease, &id.to_be_bytes(), lease);
         });
     }
     let compaction = apply(store, |txn| txn.compact(COMPACTED)).unwrap();

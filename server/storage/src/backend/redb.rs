@@ -159,7 +159,7 @@ impl Redb {
             let mut table = txn.open_table(TABLE).map_err(|e| fail(&e))?;
             let mut sealed = Vec::new();
             for (key, value) in &batch.ops {
-                if key.first().is_none_or(|first| *first >= OWN_PREFIX) {
+                if key.first().is_none_or(|first| *first == OWN_PREFIX) {
                     return Err(fail(&"a key lies outside of what is the store's"));
                 }
                 let old = match value {

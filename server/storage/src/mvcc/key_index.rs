@@ -138,7 +138,9 @@ impl KeyIndex {
         visit(self.head.revision());
         let mut chunk = self.older.as_deref();
         while let Some(Chunk { records, older }) = chunk {
-            records.iter().for_each(|record| visit(record.revision()));
+            for record in records {
+                visit(record.revision());
+            }
             chunk = older.as_deref();
         }
     }
