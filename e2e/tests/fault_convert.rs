@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use ballast_api::etcdserverpb::PutRequest;
@@ -11,10 +12,12 @@ use ballast_e2e::store_server::{Program, StoreServer};
 use ballast_e2e::storm::{Counts, Storm, Witness};
 use ballast_e2e::suites::rounds;
 use ballast_e2e::up::say;
+use ballast_e2e::wait;
 
 /// Enough that a conversion takes longer than some rounds.
 const FILL_KEYS: usize = 400;
 const FILL_BYTES: usize = 60_000;
+const CONVERT_DEADLINE: Duration = Duration::from_mins(1);
 
 async fn fill(server: &StoreServer) -> Result<Vec<Attempt>> {
     let mut kv = server.client()?.kv;
@@ -49,6 +52,14 @@ fn engine(server: &StoreServer) -> Result<String> {
     Ok(engine.to_owned())
 }
 
+/// In every third round the kill waits until the conversion is done, so that there is one the other way to cut short.
+async fn converted_to(server: &StoreServer, wanted: &str) -> Result<()> {
+    wait::wait_for("the conversion", CONVERT_DEADLINE, || async {
+        Ok((engine(server)? == wanted).then_some(()))
+    })
+    .await
+}
+
 async fn conversions(program: &Program, rounds: usize) -> Result<()> {
     let mut wanted = "redb";
     let mut server = StoreServer::start(program, &["--storage-engine=redb"]).await?;
@@ -60,7 +71,11 @@ async fn conversions(program: &Program, rounds: usize) -> Result<()> {
     for number in 0..rounds {
         let round = async {
             let storm = Storm::start(&server, &format!("r{number}"), witness.checked, &counts)?;
-            storm.rage().await;
+            if number % 3 == 2 {
+                converted_to(&server, wanted).await?;
+            } else {
+                storm.rage().await;
+            }
             server.kill()?;
             let attempts = storm.end().await?;
             if engine(&server)? == wanted {
