@@ -86,7 +86,7 @@ fn put_all(store: &Store, keys: usize) {
         }
         txn.put(key(i).into(), value.into(), 0).unwrap();
         txn.commit();
-        if i % BURST == 0 {
+        if i.is_multiple_of(BURST) {
             store.set_log_synced(index);
         }
     }
