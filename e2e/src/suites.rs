@@ -100,6 +100,7 @@ const fn full_only(suite: Suite) -> Suite {
 
 const SUITES: &[Suite] = &[
     test("wire_etcdctl", Group::Wire, 180),
+    test("wire_metrics", Group::Wire, 120),
     test("wire_snapshot", Group::Wire, 420),
     test("cases", Group::Wire, 240),
     test("diff_kv", Group::Wire, 240),
@@ -116,6 +117,7 @@ const SUITES: &[Suite] = &[
     long("fault_power_cut_long", "fault_power_cut", 1_800),
     test("fault_convert", Group::Wire, 240),
     long("fault_convert_long", "fault_convert", 1_200),
+    long("fault_lease_storm", "fault_lease_storm", 300),
     test("fault_log_tail", Group::Wire, 240),
     test("fault_disk", Group::Wire, 400),
     long("fault_disk_long", "fault_disk", 900),

@@ -5,6 +5,7 @@
 //! etcd: server/embed/config.go.
 
 pub mod flags;
+pub mod memory;
 pub mod urls;
 pub mod values;
 
@@ -16,9 +17,10 @@ use ballast_storage::backend::Kind;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::health::HttpAccess;
-use crate::logging::{LogFormat, Rotation, Target};
+use crate::logging::{self, LogFormat, Rotation, Target};
 use crate::rpc::mux::GRPC_OVERHEAD_BYTES;
 use crate::rpc::watch::WatchConfig;
+use crate::spans::{SAMPLING_RATE_MAX, Tracing};
 use urls::{Scheme, Url};
 pub use values::{Asked, Stop, Values};
 
@@ -85,6 +87,7 @@ pub struct Config {
     pub compaction_sleep: Duration,
     pub value_cache_bytes: u64,
     pub storage_engine: Kind,
+    pub response_memory_bytes: u64,
     pub auto_compaction: AutoCompaction,
 
     pub txn_ops_max: usize,
@@ -98,7 +101,16 @@ pub struct Config {
     pub reuse_port: bool,
     pub reuse_address: bool,
     pub watch_progress_interval: Duration,
+    /// How often the leader notes what remains of long leases.
+    pub lease_checkpoint_every: Duration,
 
+    /// Beyond these a request, or its applying, is told as slow.
+    pub warn_request_after: Duration,
+    pub warn_apply_after: Duration,
+    /// Where spans go, if anywhere.
+    pub tracing: Option<Tracing>,
+    /// `--metrics=extensive`.
+    pub extensive_metrics: bool,
     pub gates: Vec<&'static str>,
     pub log_level: LevelFilter,
     pub log_format: LogFormat,
@@ -119,6 +131,12 @@ impl Config {
     pub fn lease_ttl_secs_min(&self) -> i64 {
         let millis = self.election.as_millis() * 3 / 2;
         millis.div_ceil(1000) as i64
+    }
+
+    /// None when the gate is off: then a restart begins every lease anew, as etcd does unless told otherwise.
+    pub fn lease_checkpoint_interval(&self) -> Option<Duration> {
+        self.gate("LeaseCheckpoint")
+            .then_some(self.lease_checkpoint_every)
     }
 
     /// What the Watch service needs to know.
@@ -228,10 +246,12 @@ impl Config {
                 Duration::from_millis(10),
             ),
             storage_engine: engine(values.text("storage-engine"))?,
-            value_cache_bytes: match values.u64("value-cache-bytes") {
-                0 => value_cache_default(),
-                bytes => bytes,
-            },
+            value_cache_bytes: values
+                .bytes("value-cache-bytes")
+                .unwrap_or_else(|| memory::value_cache_default(memory::limit())),
+            response_memory_bytes: values
+                .bytes("response-memory-bytes")
+                .unwrap_or_else(|| memory::response_budget_default(memory::limit())),
             auto_compaction: auto_compaction(
                 values.text("auto-compaction-mode"),
                 values.text("auto-compaction-retention"),
@@ -255,13 +275,16 @@ impl Config {
                 values.duration("watch-progress-notify-interval"),
                 Duration::from_mins(10),
             ),
+            lease_checkpoint_every: or_default(
+                values.duration("lease-checkpoint-interval"),
+                Duration::from_mins(5),
+            ),
+            warn_request_after: values.duration("warning-unary-request-duration"),
+            warn_apply_after: values.duration("warning-apply-duration"),
+            tracing: tracing(values)?,
+            extensive_metrics: values.text("metrics") == "extensive",
             gates: gates(values)?,
-            log_level: match values.text("log-level") {
-                "debug" => LevelFilter::DEBUG,
-                "info" => LevelFilter::INFO,
-                "warn" => LevelFilter::WARN,
-                _ => LevelFilter::ERROR,
-            },
+            log_level: logging::level_of(values.text("log-level")).unwrap_or(LevelFilter::ERROR),
             log_format: match values.text("log-format") {
                 "console" => LogFormat::Console,
                 _ => LogFormat::Json,
@@ -466,6 +489,27 @@ fn some_or(given: u64, default: u64) -> u64 {
     if given == 0 { default } else { given }
 }
 
+fn tracing(values: &Values) -> Result<Option<Tracing>, String> {
+    if !values.bool("enable-distributed-tracing") {
+        return Ok(None);
+    }
+    let sampling_rate = values.i64("distributed-tracing-sampling-rate");
+    if sampling_rate < 0 {
+        return Err("tracing sampling rate must be positive".to_owned());
+    }
+    if sampling_rate > SAMPLING_RATE_MAX {
+        return Err(format!(
+            "tracing sampling rate must be less than {SAMPLING_RATE_MAX}"
+        ));
+    }
+    Ok(Some(Tracing {
+        address: values.text("distributed-tracing-address").to_owned(),
+        service_name: values.text("distributed-tracing-service-name").to_owned(),
+        instance_id: values.text("distributed-tracing-instance-id").to_owned(),
+        sampling_rate,
+    }))
+}
+
 fn or_default(given: Duration, default: Duration) -> Duration {
     if given.is_zero() { default } else { given }
 }
@@ -480,37 +524,6 @@ fn positive_or(given: i64, default: usize) -> usize {
 /// The engine of this name, which the flag's form has checked.
 fn engine(name: &str) -> Result<Kind, String> {
     Kind::named(name).ok_or_else(|| format!("there is no storage engine {name}"))
-}
-
-/// A quarter of the memory this process may use, between 64 MiB and 4 GiB.
-fn value_cache_default() -> u64 {
-    const MIB: u64 = 1024 * 1024;
-    let of_machine = std::fs::read_to_string("/proc/meminfo")
-        .ok()
-        .and_then(|text| {
-            let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
-            let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-            Some(kib * 1024)
-        });
-    let of_group = [
-        "/sys/fs/cgroup/memory.max",
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-    ]
-    .iter()
-    .find_map(|path| {
-        std::fs::read_to_string(path)
-            .ok()?
-            .trim()
-            .parse::<u64>()
-            .ok()
-    });
-    let limit = match (of_machine, of_group) {
-        (Some(machine), Some(group)) => machine.min(group),
-        (Some(limit), None) | (None, Some(limit)) => limit,
-        (None, None) => 1024 * MIB,
-    };
-    // Beyond it the gain is small: what is not here is read from the system's page cache.
-    (limit / 8).clamp(64 * MIB, 256 * MIB)
 }
 
 #[cfg(test)]
@@ -565,7 +578,11 @@ mod tests {
                 "unknown auto-compaction-mode",
             ),
             (
-                "--feature-gates LeaseCheckpointPersist=true",
+                "--enable-distributed-tracing --distributed-tracing-sampling-rate 1000001",
+                "tracing sampling rate must be less than 1000000",
+            ),
+            (
+                "--feature-gates LeaseCheckpoint=false,LeaseCheckpointPersist=true",
                 "requires enabling feature gate LeaseCheckpoint",
             ),
             (

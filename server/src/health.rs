@@ -2,7 +2,6 @@
 //!
 //! etcd: server/etcdserver/api/etcdhttp, and the access controller in server/embed/serve.go.
 
-use std::convert::Infallible;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +9,12 @@ use std::time::Duration;
 use ballast_api::{API_VERSION, CLUSTER_VERSION, etcdserverpb as pb};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full, Limited};
 use tonic::body::Body;
+use tracing_subscriber::filter::LevelFilter;
 
-use crate::metrics;
 use crate::rpc::Context;
+use crate::{logging, metrics};
 
 /// Which endpoints a listener has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +64,9 @@ const READYZ: [Check; 4] = [
     Check::NonLearner,
     Check::SerializableRead,
 ];
+
+/// Bytes of a request for another level of the log.
+const LEVEL_BYTES_MAX: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Check {
@@ -214,6 +217,42 @@ impl Http {
             reply.headers_mut().insert("x-etcd-cluster-id", id);
         }
         reply
+    }
+
+    /// What only operators may ask, and all the rest. The level of the log is read by GET and set by PUT, in the form that
+    /// etcd's logging library has for it: `{"level":"debug"}`.
+    pub async fn answer_operator<B>(&self, request: Request<B>) -> Reply
+    where
+        B: http_body::Body<Data = Bytes> + Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        if request.uri().path() != "/debug/log-level" {
+            return self.serve(request, Endpoints::Metrics).await;
+        }
+        if request.method() == Method::PUT {
+            let body = Limited::new(request.into_body(), LEVEL_BYTES_MAX);
+            let asked = match body.collect().await {
+                Ok(body) => parse_level(&body.to_bytes()),
+                Err(_) => None,
+            };
+            let Some(level) = asked else {
+                let why =
+                    r#"{"error":"the body must be {\"level\":\"debug\"}, info, warn or error"}"#;
+                return json(StatusCode::BAD_REQUEST, format!("{why}\n"));
+            };
+            logging::set_level(level);
+            tracing::info!(
+                level = logging::level_name(level),
+                "the log's level was set"
+            );
+        } else if request.method() != Method::GET {
+            return text(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "Method Not Allowed\n".to_owned(),
+            );
+        }
+        let level = logging::level_name(logging::level());
+        json(StatusCode::OK, format!("{{\"level\":\"{level}\"}}\n"))
     }
 
     fn version(&self) -> String {
@@ -407,6 +446,11 @@ impl Query {
     }
 }
 
+fn parse_level(body: &[u8]) -> Option<LevelFilter> {
+    let asked: serde_json::Value = serde_json::from_slice(body).ok()?;
+    logging::level_of(asked.get("level")?.as_str()?)
+}
+
 fn text(status: StatusCode, body: String) -> Reply {
     reply(status, "text/plain; charset=utf-8", body)
 }
@@ -438,7 +482,8 @@ pub async fn serve_http_only(
 ) -> Result<Reply, Infallible> {
     Ok(match endpoints {
         Endpoints::Client => http.answer(request).await,
-        Endpoints::Metrics | Endpoints::Peer => http.serve(request, endpoints).await,
+        Endpoints::Metrics => http.answer_operator(request).await,
+        Endpoints::Peer => http.serve(request, endpoints).await,
     })
 }
 

@@ -8,16 +8,20 @@ pub mod output;
 
 use std::fmt;
 use std::io::IsTerminal;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::{Layer, Registry, reload};
 
 use crate::clock::Clock;
 pub use output::{Outputs, Rotation, Target};
@@ -30,6 +34,107 @@ pub enum LogFormat {
     Console,
 }
 
+/// The level in force, as a number; see [`level`].
+static LEVEL: AtomicU8 = AtomicU8::new(0);
+/// Changes the filter of the running subscriber.
+static FILTER: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
+
+/// From the least to the most told.
+const LEVELS: [(&str, LevelFilter); 4] = [
+    ("error", LevelFilter::ERROR),
+    ("warn", LevelFilter::WARN),
+    ("info", LevelFilter::INFO),
+    ("debug", LevelFilter::DEBUG),
+];
+
+/// The level of a name of `--log-level`; those beyond "error" all mean errors.
+pub fn level_of(name: &str) -> Option<LevelFilter> {
+    if matches!(name, "dpanic" | "panic" | "fatal") {
+        return Some(LevelFilter::ERROR);
+    }
+    let found = LEVELS.iter().find(|(known, _)| *known == name);
+    found.map(|(_, level)| *level)
+}
+
+pub fn level_name(level: LevelFilter) -> &'static str {
+    let found = LEVELS.iter().find(|(_, known)| *known == level);
+    found.map_or("error", |(name, _)| name)
+}
+
+/// The level in force.
+pub fn level() -> LevelFilter {
+    LEVELS[usize::from(LEVEL.load(Ordering::Relaxed))].1
+}
+
+/// Tells more or less from here on.
+pub fn set_level(level: LevelFilter) {
+    let at = LEVELS.iter().position(|(_, known)| *known == level);
+    LEVEL.store(at.unwrap_or_default() as u8, Ordering::Relaxed);
+    if let Some(handle) = FILTER.get()
+        && let Err(error) = handle.reload(filter(level))
+    {
+        tracing::warn!(error = %error, "cannot change the log's level");
+    }
+}
+
+fn filter(level: LevelFilter) -> Targets {
+    // The consensus library tells at `info` what interests only those who debug it.
+    let library = level.min(LevelFilter::WARN);
+    Targets::new().with_default(level).with_target(
+        "openraft",
+        if level >= LevelFilter::DEBUG {
+            level
+        } else {
+            library
+        },
+    )
+}
+
+/// Lets so many lines of one kind pass in a second, and counts the others.
+#[derive(Debug)]
+pub struct Limit<const PER_SECOND_MAX: u32>(Mutex<Window>);
+
+#[derive(Debug)]
+struct Window {
+    began: Option<Instant>,
+    passed: u32,
+    suppressed: u64,
+}
+
+impl<const PER_SECOND_MAX: u32> Limit<PER_SECOND_MAX> {
+    pub const fn new() -> Self {
+        Self(Mutex::new(Window {
+            began: None,
+            passed: 0,
+            suppressed: 0,
+        }))
+    }
+
+    /// None when the line is one too many; else how many were before it since the last one that passed.
+    pub fn pass(&self, now: Instant) -> Option<u64> {
+        let mut window = self.0.lock();
+        let is_new = window
+            .began
+            .is_none_or(|began| now.saturating_duration_since(began) >= Duration::from_secs(1));
+        if is_new {
+            window.began = Some(now);
+            window.passed = 0;
+        }
+        if window.passed >= PER_SECOND_MAX {
+            window.suppressed += 1;
+            return None;
+        }
+        window.passed += 1;
+        Some(std::mem::take(&mut window.suppressed))
+    }
+}
+
+impl<const PER_SECOND_MAX: u32> Default for Limit<PER_SECOND_MAX> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// Sends every event of this process to `output` from here on. A second call changes nothing.
 pub fn start(level: LevelFilter, format: LogFormat, output: Outputs) {
     let lines = tracing_subscriber::fmt::layer()
@@ -38,19 +143,13 @@ pub fn start(level: LevelFilter, format: LogFormat, output: Outputs) {
             format,
             colour: format == LogFormat::Console && std::io::stderr().is_terminal(),
         });
-    // The consensus library tells at `info` what interests only those who debug it.
-    let library = level.min(LevelFilter::WARN);
-    let filter = Targets::new().with_default(level).with_target(
-        "openraft",
-        if level >= LevelFilter::DEBUG {
-            level
-        } else {
-            library
-        },
-    );
+    let (filter, handle) = reload::Layer::new(filter(level));
     let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter));
     // Only tests start twice in a process.
-    let _ = tracing::subscriber::set_global_default(subscriber);
+    if tracing::subscriber::set_global_default(subscriber).is_ok() {
+        let _ = FILTER.set(handle);
+        set_level(level);
+    }
 }
 
 #[derive(Debug)]
@@ -167,5 +266,31 @@ impl Visit for Fields {
     }
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.add(field, format!("{value:?}").into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_passes_in_part_and_is_counted() {
+        let limit = Limit::<3>::new();
+        let now = Clock::default().now();
+        let passed: Vec<_> = (0..10).filter_map(|_| limit.pass(now)).collect();
+        assert_eq!(passed, [0, 0, 0]);
+        let later = now + Duration::from_secs(1);
+        assert_eq!(limit.pass(later), Some(7));
+        assert_eq!(limit.pass(later), Some(0));
+    }
+
+    #[test]
+    fn names_of_levels_are_etcds() {
+        for (name, level) in LEVELS {
+            assert_eq!(level_of(name), Some(level));
+            assert_eq!(level_name(level), name);
+        }
+        assert_eq!(level_of("fatal"), Some(LevelFilter::ERROR));
+        assert_eq!(level_of("loud"), None);
     }
 }

@@ -1,18 +1,43 @@
-//! Metrics under etcd's names, those of them that are true here.
+//! Metrics under etcd's names, types, labels and buckets, those of them that are true here.
 //!
-//! Counters are kept as things happen; what can be read off the state is read when somebody scrapes.
+//!     grpc.rs    calls by method         timed.rs   requests and applies by kind
+//!     disk.rs    log, engine, compaction  here       the rest, and the text of a scrape
+//!
+//! Counters are kept as things happen, through handles that are looked up once; what can be read off the state is read when somebody
+//! scrapes. `e2e/expected/etcd-metrics.txt` lists what etcd has and this does not, with the reasons.
 
+pub mod disk;
+pub mod grpc;
+pub mod timed;
+
+use std::collections::HashMap;
 use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
-use ballast_api::{API_VERSION, CLUSTER_VERSION};
-use ballast_storage::wal::WalObserver;
+use ballast_api::{API_VERSION, CLUSTER_VERSION, etcdserverpb as pb};
+use ballast_storage::MvccError;
+use ballast_storage::mvcc::RangeOptions;
+use http::HeaderMap;
+use parking_lot::Mutex;
+use prometheus::core::Collector;
 use prometheus::{
     Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts,
     Registry, TextEncoder, exponential_buckets,
 };
 
+use crate::apply::{Applied, ApplyError};
 use crate::clock::Clock;
+use crate::config::{Config, flags};
+use crate::logging::Limit;
+use crate::raft::node::ApplyObserver;
 use crate::rpc::Context;
+use grpc::{Kind, Method};
+pub use timed::Op;
+
+/// Lines about slow applies, so many a second.
+const SLOW_LINES_PER_SECOND_MAX: u32 = 20;
+/// Client versions counted by name; more share one series, so that a client cannot make many.
+const CLIENT_VERSIONS_MAX: usize = 16;
 
 static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
     let registry = Registry::new();
@@ -25,23 +50,42 @@ static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
     registry
 });
 
-/// Makes a metric and registers it; a name is used once, in this file.
-macro_rules! metric {
-    ($make:expr) => {
-        LazyLock::new(|| {
-            let metric = $make.expect("names and labels are constants that the library accepts");
-            REGISTRY
-                .register(Box::new(metric.clone()))
-                .expect("each name is used once, in this file");
-            metric
-        })
-    };
+/// Registers a metric; a name is used once in this program.
+fn add(metric: impl Collector + 'static) {
+    REGISTRY
+        .register(Box::new(metric))
+        .expect("each name is used once");
+}
+
+fn counter(name: &str, help: &str) -> IntCounter {
+    let counter = IntCounter::new(name, help).expect("names are constants");
+    add(counter.clone());
+    counter
+}
+
+fn gauge(name: &str, help: &str) -> IntGauge {
+    let gauge = IntGauge::new(name, help).expect("names are constants");
+    add(gauge.clone());
+    gauge
+}
+
+fn gauges_of(name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+    let gauges = GaugeVec::new(Opts::new(name, help), labels).expect("names are constants");
+    add(gauges.clone());
+    gauges
 }
 
 macro_rules! counters {
     ($($name:ident = $metric:literal, $help:literal;)*) => {
-        $(pub static $name: LazyLock<IntCounter> = metric!(IntCounter::new($metric, $help));)*
+        $(pub static $name: LazyLock<IntCounter> = LazyLock::new(|| counter($metric, $help));)*
         fn touch_counters() { $(LazyLock::force(&$name);)* }
+    };
+}
+
+macro_rules! gauges {
+    ($($name:ident = $metric:literal, $help:literal;)*) => {
+        $(pub static $name: LazyLock<IntGauge> = LazyLock::new(|| gauge($metric, $help));)*
+        fn touch_gauges() { $(LazyLock::force(&$name);)* }
     };
 }
 
@@ -54,52 +98,119 @@ counters! {
     LEASES_REVOKED = "etcd_debugging_lease_revoked_total", "The total number of revoked leases.";
     LEASES_RENEWED = "etcd_debugging_lease_renewed_total", "The number of renewed leases seen by the leader.";
     LEASE_EXPIRED = "etcd_debugging_server_lease_expired_total", "The total number of expired leases.";
+    LEADER_CHANGES = "etcd_server_leader_changes_seen_total", "The number of leader changes seen.";
     PROPOSALS_FAILED = "etcd_server_proposals_failed_total", "The total number of failed proposals seen.";
-    WAL_WRITE_BYTES = "etcd_disk_wal_write_bytes_total", "Total number of bytes written in WAL.";
+    HEARTBEAT_FAILURES = "etcd_server_heartbeat_send_failures_total", "The total number of leader heartbeat send failures (likely overloaded from slow disk).";
+    LEARNERS_PROMOTED = "etcd_server_learner_promote_successes", "The total number of successful learner promotions while this member is leader.";
+    SLOW_APPLIES = "etcd_server_slow_apply_total", "The total number of slow apply requests (likely overloaded from slow disk).";
+    SLOW_READ_INDEXES = "etcd_server_slow_read_indexes_total", "The total number of pending read indexes not in sync with leader's or timed out read index requests.";
+    READ_INDEXES_FAILED = "etcd_server_read_indexes_failed_total", "The total number of failed read indexes seen.";
     HEALTH_SUCCESS = "etcd_server_health_success", "The total number of successful health checks.";
     HEALTH_FAILURES = "etcd_server_health_failures", "The total number of failed health checks.";
 }
 
-pub static PROPOSALS_PENDING: LazyLock<IntGauge> = metric!(IntGauge::new(
-    "etcd_server_proposals_pending",
-    "The current number of pending proposals to commit."
-));
-static LEADER_CHANGES: LazyLock<IntCounter> = metric!(IntCounter::new(
-    "etcd_server_leader_changes_seen_total",
-    "The number of leader changes seen."
-));
-static STARTED: LazyLock<IntCounterVec> = metric!(IntCounterVec::new(
-    Opts::new(
-        "grpc_server_started_total",
-        "Total number of RPCs started on the server."
-    ),
-    &["grpc_service", "grpc_method"]
-));
-static HEALTH_CHECK: LazyLock<GaugeVec> = metric!(GaugeVec::new(
-    Opts::new(
+gauges! {
+    PROPOSALS_PENDING = "etcd_server_proposals_pending", "The current number of pending proposals to commit.";
+    SNAPSHOTS_APPLYING = "etcd_server_snapshot_apply_in_progress_total", "1 if the server is applying the incoming snapshot. 0 if none.";
+    PUT_BYTES = "etcd_debugging_mvcc_total_put_size_in_bytes", "The total size of put kv pairs seen by this member.";
+    AUTH_REVISION = "etcd_debugging_auth_revision", "The current revision of auth store.";
+    FD_USED = "os_fd_used", "The number of used file descriptors.";
+    FD_LIMIT = "os_fd_limit", "The file descriptor limit.";
+}
+
+pub static LEASE_TTLS: LazyLock<Histogram> = LazyLock::new(|| {
+    let buckets = exponential_buckets(1.0, 2.0, 24).expect("the numbers are constants");
+    let options = HistogramOpts::new(
+        "etcd_debugging_lease_ttl_total",
+        "Bucketed histogram of lease TTLs.",
+    );
+    let histogram = Histogram::with_opts(options.buckets(buckets)).expect("names are constants");
+    add(histogram.clone());
+    histogram
+});
+static HEALTH_CHECK: LazyLock<GaugeVec> = LazyLock::new(|| {
+    gauges_of(
         "etcd_server_healthcheck",
-        "The result of each kind of healthcheck."
-    ),
-    &["type", "name"]
-));
-static HEALTH_CHECKS: LazyLock<IntCounterVec> = metric!(IntCounterVec::new(
-    Opts::new(
+        "The result of each kind of healthcheck.",
+        &["type", "name"],
+    )
+});
+static HEALTH_CHECKS: LazyLock<IntCounterVec> = LazyLock::new(|| {
+    let options = Opts::new(
         "etcd_server_healthchecks_total",
-        "The total number of each kind of healthcheck."
-    ),
-    &["type", "name", "status"]
-));
-static WAL_FSYNC: LazyLock<Histogram> =
-    metric!(exponential_buckets(0.001, 2.0, 14).and_then(|buckets| {
-        Histogram::with_opts(
-            HistogramOpts::new(
-                "etcd_disk_wal_fsync_duration_seconds",
-                "The latency distributions of fsync called by WAL.",
-            )
-            .buckets(buckets),
-        )
-    }));
+        "The total number of each kind of healthcheck.",
+    );
+    let counters =
+        IntCounterVec::new(options, &["type", "name", "status"]).expect("names are constants");
+    add(counters.clone());
+    counters
+});
+static CLIENTS: LazyLock<Clients> = LazyLock::new(Clients::new);
 static STATE: LazyLock<State> = LazyLock::new(State::new);
+
+/// Requests by the version that the client says it has.
+struct Clients {
+    family: IntCounterVec,
+    /// Unary and streams of those that say what this release's clients say, and of those that say nothing.
+    newest: [IntCounter; 2],
+    unknown: [IntCounter; 2],
+    others: Mutex<HashMap<String, [IntCounter; 2]>>,
+}
+
+/// What etcd's client 3.7 says.
+const NEWEST_CLIENT: &str = "3.7";
+
+impl Clients {
+    fn new() -> Self {
+        let options = Opts::new(
+            "etcd_server_client_requests_total",
+            "The total number of client requests per client version.",
+        );
+        let family = IntCounterVec::new(options, &["type", "client_api_version"])
+            .expect("names are constants");
+        add(family.clone());
+        Self {
+            newest: Self::both(&family, NEWEST_CLIENT),
+            unknown: Self::both(&family, "unknown"),
+            others: Mutex::default(),
+            family,
+        }
+    }
+
+    fn both(family: &IntCounterVec, version: &str) -> [IntCounter; 2] {
+        ["unary", "stream"].map(|kind| family.with_label_values(&[kind, version]))
+    }
+
+    fn count(&self, version: Option<&[u8]>, kind: usize) {
+        let Some(version) = version else {
+            self.unknown[kind].inc();
+            return;
+        };
+        if version == NEWEST_CLIENT.as_bytes() {
+            self.newest[kind].inc();
+            return;
+        }
+        let version = String::from_utf8_lossy(version);
+        let mut others = self.others.lock();
+        if !others.contains_key(version.as_ref()) && others.len() >= CLIENT_VERSIONS_MAX {
+            self.unknown[kind].inc();
+            return;
+        }
+        others
+            .entry(version.into_owned())
+            .or_insert_with_key(|version| Self::both(&self.family, version))[kind]
+            .inc();
+    }
+}
+
+/// Counts a call by its client's version.
+pub fn count_client(headers: &HeaderMap, method: Option<&Method>) {
+    if let Some(method) = method {
+        let version = headers.get("client-api-version");
+        let kind = usize::from(method.kind != Kind::Unary);
+        CLIENTS.count(version.map(http::HeaderValue::as_bytes), kind);
+    }
+}
 
 /// What is read off the state at each scrape.
 struct State {
@@ -113,6 +224,7 @@ struct State {
     size_in_use: Gauge,
     revision: Gauge,
     compact_revision: Gauge,
+    keys: Gauge,
     alarms: GaugeVec,
 }
 
@@ -120,23 +232,15 @@ impl State {
     fn new() -> Self {
         let gauge = |name: &str, help: &str| {
             let gauge = Gauge::new(name, help).expect("names are constants");
-            REGISTRY
-                .register(Box::new(gauge.clone()))
-                .expect("each name is used once, in this file");
+            add(gauge.clone());
             gauge
         };
-        let alarms = GaugeVec::new(
-            Opts::new(
+        Self {
+            alarms: gauges_of(
                 "etcd_debugging_server_alarms",
                 "Alarms for every member in cluster.",
+                &["server_id", "alarm_type"],
             ),
-            &["server_id", "alarm_type"],
-        )
-        .expect("names are constants");
-        REGISTRY
-            .register(Box::new(alarms.clone()))
-            .expect("each name is used once, in this file");
-        Self {
             has_leader: gauge(
                 "etcd_server_has_leader",
                 "Whether or not a leader exists. 1 is existence, 0 is not.",
@@ -177,55 +281,82 @@ impl State {
                 "etcd_debugging_mvcc_compact_revision",
                 "The revision of the last compaction in store.",
             ),
-            alarms,
+            keys: gauge("etcd_debugging_mvcc_keys_total", "Total number of keys."),
         }
     }
 }
 
 /// Registers everything, so that a scrape shows counters that are still zero, and sets what never changes.
-pub fn start(member_id: u64) {
+pub fn start(member_id: u64, config: &Config) {
     touch_counters();
-    LazyLock::force(&PROPOSALS_PENDING);
-    LazyLock::force(&LEADER_CHANGES);
-    LazyLock::force(&WAL_FSYNC);
-    let constants = [
-        (
-            "etcd_server_id",
-            "Server or member ID in hexadecimal format. 1 for 'server_id' label with current ID.",
-            "server_id",
-            format!("{member_id:x}"),
+    touch_gauges();
+    LazyLock::force(&LEASE_TTLS);
+    LazyLock::force(&CLIENTS);
+    grpc::start(config.extensive_metrics);
+    timed::start();
+    disk::start();
+    // Of a store that never had a user.
+    AUTH_REVISION.set(1);
+    let id = format!("{member_id:x}");
+    constant(
+        "etcd_server_id",
+        "Server or member ID in hexadecimal format. 1 for 'server_id' label with current ID.",
+        &[("server_id", &id)],
+    );
+    constant(
+        "etcd_server_version",
+        "Which version is running. 1 for 'server_version' label with current version.",
+        &[("server_version", API_VERSION)],
+    );
+    constant(
+        "etcd_cluster_version",
+        "Which version is running. 1 for 'cluster_version' label with current cluster version.",
+        &[("cluster_version", "3.7")],
+    );
+    constant(
+        "etcd_network_known_peers",
+        "The current number of known peers.",
+        &[("Local", &id), ("Remote", &id)],
+    );
+    constant(
+        "ballast_version",
+        "Which version of Ballast is running.",
+        &[("version", env!("CARGO_PKG_VERSION"))],
+    );
+    constant(
+        "ballast_storage_version",
+        "Which storage format the data has.",
+        &[("version", CLUSTER_VERSION)],
+    );
+    let gates = GaugeVec::new(
+        Opts::new(
+            "etcd_server_feature_enabled",
+            "Whether or not a feature is enabled. 1 is enabled, 0 is not.",
         ),
-        (
-            "etcd_server_version",
-            "Which version is running. 1 for 'server_version' label with current version.",
-            "server_version",
-            API_VERSION.to_owned(),
-        ),
-        (
-            "etcd_cluster_version",
-            "Which version is running. 1 for 'cluster_version' label with current cluster version.",
-            "cluster_version",
-            "3.7".to_owned(),
-        ),
-        (
-            "ballast_version",
-            "Which version of Ballast is running.",
-            "version",
-            env!("CARGO_PKG_VERSION").to_owned(),
-        ),
-        (
-            "ballast_storage_version",
-            "Which storage format the data has.",
-            "version",
-            CLUSTER_VERSION.to_owned(),
-        ),
-    ];
-    for (name, help, label, value) in constants {
-        let gauge = GaugeVec::new(Opts::new(name, help), &[label]).expect("names are constants");
-        gauge.with_label_values(&[value.as_str()]).set(1.0);
-        // A second start in one process (tests) keeps the first one's.
-        let _ = REGISTRY.register(Box::new(gauge));
+        &["name", "stage"],
+    )
+    .expect("names are constants");
+    for (gate, _) in flags::GATES {
+        let stage = match *gate {
+            "AllBeta" | "FastLeaseKeepAlive" | "TxnModeWriteWithSharedBuffer" => "BETA",
+            _ => "ALPHA",
+        };
+        let is = f64::from(u8::from(config.gate(gate)));
+        gates.with_label_values(&[*gate, stage]).set(is);
     }
+    add_or_keep(gates);
+}
+
+fn constant(name: &str, help: &str, labels: &[(&str, &str)]) {
+    let (names, values): (Vec<&str>, Vec<&str>) = labels.iter().copied().unzip();
+    let gauge = GaugeVec::new(Opts::new(name, help), &names).expect("names are constants");
+    gauge.with_label_values(&values).set(1.0);
+    add_or_keep(gauge);
+}
+
+/// A second start in one process (tests) keeps the first one's.
+fn add_or_keep(metric: impl Collector + 'static) {
+    let _ = REGISTRY.register(Box::new(metric));
 }
 
 /// Adds metrics that live elsewhere. A second member in one process (tests) keeps the first one's.
@@ -235,105 +366,77 @@ pub fn register(add: impl FnOnce(&Registry) -> prometheus::Result<()>) {
     }
 }
 
-/// Times the log's syncs and counts its bytes.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct WalMetrics {
-    pub clock: Clock,
+/// Times what is applied, and tells of what was slow or refused.
+#[derive(Debug)]
+pub struct ApplyMetrics {
+    clock: Clock,
+    /// `--warning-apply-duration`.
+    slow_after: Duration,
 }
 
-impl WalObserver for WalMetrics {
-    fn around_sync(&self, sync: &mut dyn FnMut()) {
-        let before = self.clock.now();
-        sync();
-        WAL_FSYNC.observe((self.clock.now() - before).as_secs_f64());
+impl ApplyMetrics {
+    pub fn new(slow_after: Duration) -> Self {
+        Self {
+            clock: Clock::default(),
+            slow_after,
+        }
     }
+}
 
-    fn wrote(&self, _entries: usize, bytes: usize) {
-        WAL_WRITE_BYTES.inc_by(bytes as u64);
+impl ApplyObserver for ApplyMetrics {
+    fn around(
+        &self,
+        request: &pb::InternalRaftRequest,
+        apply: &mut dyn FnMut() -> Applied,
+    ) -> Applied {
+        let started = self.clock.now();
+        let applied = apply();
+        let now = self.clock.now();
+        let took = now - started;
+        // As etcd counts: what was compacted before is no failure.
+        let success = matches!(
+            applied.result,
+            Ok(_) | Err(ApplyError::Mvcc(MvccError::Compacted { .. }))
+        );
+        timed::applied(Op::of(request), success, took);
+        if took > self.slow_after {
+            let content = crate::loggable::proposal(request);
+            let response = applied
+                .result
+                .as_ref()
+                .map_or_else(ToString::to_string, |answer| answer.kind().to_owned());
+            slow_apply(now, took, self.slow_after, "", &content, &response);
+        }
+        applied
+    }
+}
+
+/// Counts and tells that something took longer than `--warning-apply-duration`.
+pub fn slow_apply(
+    now: Instant,
+    took: Duration,
+    expected: Duration,
+    prefix: &str,
+    request: &str,
+    response: &str,
+) {
+    static SLOW: Limit<SLOW_LINES_PER_SECOND_MAX> = Limit::new();
+    SLOW_APPLIES.inc();
+    if let Some(suppressed) = SLOW.pass(now) {
+        tracing::warn!(
+            took = ?took,
+            expected_duration = ?expected,
+            prefix,
+            request,
+            response,
+            suppressed,
+            "apply request took too long"
+        );
     }
 }
 
 pub fn leader_changed() {
     LEADER_CHANGES.inc();
-}
-
-/// Methods counted by name; anything else is under "unknown" so that a client cannot make series.
-const METHODS: [(&str, &[&str]); 7] = [
-    (
-        "etcdserverpb.KV",
-        &[
-            "Range",
-            "RangeStream",
-            "Put",
-            "DeleteRange",
-            "Txn",
-            "Compact",
-        ],
-    ),
-    ("etcdserverpb.Watch", &["Watch"]),
-    (
-        "etcdserverpb.Lease",
-        &[
-            "LeaseGrant",
-            "LeaseRevoke",
-            "LeaseKeepAlive",
-            "LeaseTimeToLive",
-            "LeaseLeases",
-        ],
-    ),
-    (
-        "etcdserverpb.Cluster",
-        &[
-            "MemberAdd",
-            "MemberRemove",
-            "MemberUpdate",
-            "MemberList",
-            "MemberPromote",
-        ],
-    ),
-    (
-        "etcdserverpb.Maintenance",
-        &[
-            "Alarm",
-            "Status",
-            "Defragment",
-            "Hash",
-            "HashKV",
-            "Snapshot",
-            "MoveLeader",
-            "Downgrade",
-        ],
-    ),
-    (
-        "etcdserverpb.Auth",
-        &["AuthEnable", "AuthDisable", "AuthStatus", "Authenticate"],
-    ),
-    ("grpc.health.v1.Health", &["Check", "Watch"]),
-];
-
-/// The counter of each of [`METHODS`], looked up once.
-static METHOD_COUNTERS: LazyLock<Vec<Vec<IntCounter>>> = LazyLock::new(|| {
-    METHODS
-        .iter()
-        .map(|(service, methods)| {
-            methods
-                .iter()
-                .map(|method| STARTED.with_label_values(&[*service, *method]))
-                .collect()
-        })
-        .collect()
-});
-
-pub fn count_request(service: &str, method: &str) {
-    let counter = METHODS
-        .iter()
-        .position(|(name, _)| *name == service)
-        .and_then(|s| Some((s, METHODS[s].1.iter().position(|name| *name == method)?)))
-        .map(|(s, m)| &METHOD_COUNTERS[s][m]);
-    match counter {
-        Some(counter) => counter.inc(),
-        None => STARTED.with_label_values(&["unknown", "unknown"]).inc(),
-    }
 }
 
 pub fn count_health_check(kind: &str, name: &str, ok: bool) {
@@ -365,18 +468,41 @@ pub fn render(context: &Context) -> Vec<u8> {
     STATE.size_in_use.set(sizes.in_use as f64);
     STATE.revision.set(view.revision() as f64);
     STATE.compact_revision.set(view.compact_revision() as f64);
+    let all = RangeOptions {
+        count_only: true,
+        ..RangeOptions::default()
+    };
+    if let Ok(counted) = view.range(b"\0", b"\0", &all) {
+        STATE.keys.set(counted.count as f64);
+    }
     STATE.alarms.reset();
     for alarm in context.alarms.get(0) {
-        let name = ballast_api::etcdserverpb::AlarmType::try_from(alarm.alarm)
-            .map_or("NONE", |alarm| alarm.as_str_name());
+        let name = pb::AlarmType::try_from(alarm.alarm).map_or("NONE", |alarm| alarm.as_str_name());
         STATE
             .alarms
             .with_label_values(&[format!("{:x}", alarm.member_id).as_str(), name])
             .set(1.0);
     }
+    count_files();
+    grpc::collect_sent_bytes();
     let mut text = Vec::new();
     if let Err(error) = TextEncoder::new().encode(&REGISTRY.gather(), &mut text) {
         tracing::warn!(error = %error, "failed to encode metrics");
     }
     text
+}
+
+fn count_files() {
+    if let Ok(files) = std::fs::read_dir("/proc/self/fd") {
+        FD_USED.set(files.count() as i64);
+    }
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    FD_LIMIT.set(limit.map_or(i64::MAX, |limit| limit as i64));
+}
+
+#[cfg(test)]
+pub fn gather_family(name: &str) -> Vec<prometheus::proto::Metric> {
+    let families = REGISTRY.gather();
+    let found = families.iter().find(|family| family.name() == name);
+    found.map_or_else(Vec::new, |family| family.get_metric().to_vec())
 }

@@ -24,11 +24,13 @@ use crate::health::{Endpoints, Http};
 use crate::lease::{Lessor, expiry};
 use crate::raft::node::RaftOptions;
 use crate::raft::{ProposeError, RaftNode};
+use crate::rpc::budget::Budget;
 use crate::rpc::header::Headers;
 use crate::rpc::kv::WideReads;
 use crate::rpc::mux::Mux;
 use crate::rpc::{Context, Limits, RequestIds};
 use crate::serve::{Connections, Listener, Served};
+use crate::spans::Exporting;
 use crate::tasks::{All, Tasks, tasks};
 use crate::watch::{Hub, WatchMetrics};
 use crate::{compactor, metrics};
@@ -60,6 +62,8 @@ pub enum StartError {
     Unreadable { path: PathBuf, why: String },
     #[error(transparent)]
     Raft(#[from] crate::raft::node::StartError),
+    #[error("--enable-distributed-tracing: {0}")]
+    Tracing(String),
     #[error("stopped while starting: {0}")]
     Stopped(String),
 }
@@ -71,6 +75,7 @@ pub struct Node {
     stop: CancellationToken,
     tasks: Tasks,
     all: All,
+    spans: Option<Exporting>,
     /// Held to the end.
     _data_dir: DataDir,
 }
@@ -79,12 +84,15 @@ impl Node {
     /// Opens the data, joins the parts and serves. Returns once clients are answered.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let listeners = Listeners::bind(&config)?;
+        let spans = config.tracing.as_ref().map(Exporting::start).transpose();
+        let spans = spans.map_err(StartError::Tracing)?;
         let data_dir = DataDir::open(&config.data_dir, config.wal_dir.as_deref())?;
         let store = open_store(&config, &data_dir).await?;
         let identity = identity(&config, &store, &data_dir)?;
         let clock = Clock::default();
-        let member = Parts::load(identity, Arc::clone(&store), clock)?;
-        metrics::start(identity.member_id);
+        let lessor = Lessor::new(clock, config.lease_checkpoint_interval());
+        let member = Parts::load(identity, Arc::clone(&store), lessor)?;
+        metrics::start(identity.member_id, &config);
 
         let raft = member.start_raft(&config, &data_dir).await?;
         let stop = CancellationToken::new();
@@ -96,7 +104,10 @@ impl Node {
                 request_bytes_max: config.request_bytes_max,
                 quota_bytes: config.quota_bytes,
                 lease_ttl_secs_min: config.lease_ttl_secs_min(),
+                slow_request: config.warn_request_after,
+                slow_apply: config.warn_apply_after,
             },
+            budget: Budget::new(config.response_memory_bytes),
             watch: config.watch_config(),
             wide_reads: WideReads::default(),
             store,
@@ -112,6 +123,7 @@ impl Node {
             stop,
             tasks,
             all,
+            spans,
             _data_dir: data_dir,
         };
         node.start_loops(&config);
@@ -140,6 +152,14 @@ impl Node {
             Arc::clone(&context.ids),
             self.stop.clone(),
         ));
+        if config.lease_checkpoint_interval().is_some() {
+            self.tasks.spawn(expiry::checkpoint_remaining(
+                Arc::clone(&context.lessor),
+                Arc::clone(&context.raft),
+                Arc::clone(&context.ids),
+                self.stop.clone(),
+            ));
+        }
         self.tasks.spawn(compactor::run(
             Arc::clone(context),
             config.auto_compaction,
@@ -299,7 +319,14 @@ impl Node {
         }
         self.context.raft.shutdown().await;
         let store = Arc::clone(&self.context.store);
-        let closed = tokio::task::spawn_blocking(move || store.close()).await;
+        let spans = self.spans.take();
+        let closed = tokio::task::spawn_blocking(move || {
+            if let Some(spans) = spans {
+                spans.stop();
+            }
+            store.close()
+        })
+        .await;
         closed.unwrap_or(Ok(()))?;
         tracing::info!("stopped");
         Ok(())
@@ -366,6 +393,7 @@ async fn open_store(config: &Config, data_dir: &DataDir) -> Result<Arc<Store>, S
     })
     .await
     .map_err(|error| StartError::Stopped(error.to_string()))??;
+    store.set_observer(Arc::new(metrics::disk::StoreMetrics::default()));
     Ok(store)
 }
 
@@ -491,8 +519,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn load(identity: Identity, store: Arc<Store>, clock: Clock) -> Result<Self, StartError> {
-        let lessor = Lessor::new(clock);
+    fn load(identity: Identity, store: Arc<Store>, lessor: Lessor) -> Result<Self, StartError> {
         lessor.load(
             decode::<leasepb::Lease>(&store, Table::Lease)?,
             store.leased_keys(),
@@ -537,7 +564,8 @@ impl Parts {
             force_alone: config.force_new_cluster,
             snapshot_count: config.snapshot_count,
             catchup_entries: config.snapshot_catchup_entries,
-            wal_observer: Arc::new(metrics::WalMetrics::default()),
+            wal_observer: Arc::new(metrics::disk::WalMetrics::default()),
+            apply_observer: Arc::new(metrics::ApplyMetrics::new(config.warn_apply_after)),
             ..RaftOptions::new(
                 self.cluster.member_id,
                 self.cluster.cluster_id,

@@ -8,6 +8,8 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::Either;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -23,7 +25,7 @@ use crate::config::Config;
 use crate::config::urls::{Endpoint, Url};
 use crate::gather::{self, Gather};
 use crate::health::{self, Endpoints, Http};
-use crate::rpc::mux::Mux;
+use crate::rpc::mux::{Mux, Remote};
 use crate::tasks::Tasks;
 use pings::Calm;
 
@@ -61,6 +63,16 @@ pub enum Served {
     /// gRPC, and HTTP unless it has listeners of its own.
     Grpc(Box<Mux>),
     HttpOnly(Arc<Http>, Endpoints),
+}
+
+impl Served {
+    /// What one client is served.
+    fn of(self, remote: Remote) -> Self {
+        match self {
+            Served::Grpc(mux) => Served::Grpc(Box::new(mux.of(remote))),
+            other @ Served::HttpOnly(..) => other,
+        }
+    }
 }
 
 impl Listener {
@@ -112,7 +124,8 @@ impl Listener {
             };
             match accepted {
                 Ok(Accepted::Tcp(stream)) => {
-                    let connection = connection(stream, served.clone(), settings, stop.clone());
+                    let served = served.clone().of(stream.peer_addr().ok());
+                    let connection = connection(stream, served, settings, stop.clone());
                     tasks.spawn(connection);
                 }
                 Ok(Accepted::Unix(stream)) => {
@@ -161,16 +174,12 @@ where
         .max_local_error_reset_streams(PENDING_RESETS_MAX)
         .keep_alive_interval(settings.keepalive_interval)
         .keep_alive_timeout(settings.keepalive_timeout);
-    let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let answering: futures::future::BoxFuture<'static, _> = match &served {
-            Served::Grpc(mux) => mux.clone().call(request),
-            Served::HttpOnly(http, endpoints) => Box::pin(health::serve_http_only(
-                Arc::clone(http),
-                *endpoints,
-                request,
-            )),
-        };
-        answering
+    let service = service_fn(move |request: hyper::Request<Incoming>| match &served {
+        Served::Grpc(mux) => Either::Left(mux.clone().call(request)),
+        Served::HttpOnly(http, endpoints) => {
+            let http = Arc::clone(http);
+            Either::Right(health::serve_http_only(http, *endpoints, request).boxed())
+        }
     });
     let stream = Gather::new(stream);
     let calm = Calm::new(

@@ -32,6 +32,7 @@ pub(super) fn put(
     request: &pb::PutRequest,
 ) -> Result<pb::PutResponse, Failure> {
     let before = if request.prev_kv || request.ignore_value || request.ignore_lease {
+        crate::metrics::RANGES.inc();
         current(txn, &request.key)?
     } else {
         None
@@ -51,6 +52,7 @@ pub(super) fn put(
     let touched = txn.put(request.key.clone(), value, lease)?;
     lessor.moved(&touched.key, touched.old_lease, lease);
     crate::metrics::PUTS.inc();
+    crate::metrics::PUT_BYTES.add((request.key.len() + request.value.len()) as i64);
     Ok(pb::PutResponse {
         header: Some(super::header_at(txn.revision())),
         prev_kv: before.filter(|_| request.prev_kv),
@@ -63,6 +65,7 @@ pub(super) fn delete_range(
     request: &pb::DeleteRangeRequest,
 ) -> Result<pb::DeleteRangeResponse, Failure> {
     let prev_kvs = if request.prev_kv {
+        crate::metrics::RANGES.inc();
         txn.range(&request.key, &request.range_end, &RangeOptions::default())?
             .kvs
     } else {

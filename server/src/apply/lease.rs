@@ -21,6 +21,7 @@ pub(super) fn grant(
     let lease = lessor.grant(request.id, request.ttl)?;
     store(txn, &lease);
     crate::metrics::LEASES_GRANTED.inc();
+    crate::metrics::LEASE_TTLS.observe(lease.ttl as f64);
     Ok(pb::LeaseGrantResponse {
         header: None,
         id: lease.id,

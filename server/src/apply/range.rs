@@ -49,12 +49,22 @@ pub fn range(
     source: &impl Ranged,
     request: &pb::RangeRequest,
 ) -> Result<pb::RangeResponse, ReadError> {
+    range_within(source, request, 0)
+}
+
+/// The same, unless what must be read is larger than `bytes_max`; 0 is no bound.
+pub fn range_within(
+    source: &impl Ranged,
+    request: &pb::RangeRequest,
+    bytes_max: u64,
+) -> Result<pb::RangeResponse, ReadError> {
     let options = RangeOptions {
         revision: request.revision,
         limit: limit_below(request),
         count_only: request.count_only,
         // The index holds no values to sort by.
         keys_only: request.keys_only && request.sort_target != SortTarget::Value as i32,
+        bytes_max,
     };
     let mut result = source.range_raw(&request.key, &request.range_end, &options)?;
     filter(&mut result.kvs, request);

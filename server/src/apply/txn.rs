@@ -11,8 +11,8 @@ use std::cmp::Ordering;
 
 use ballast_api::etcdserverpb as pb;
 use ballast_api::mvccpb::KeyValue;
-use ballast_storage::MvccError;
 use ballast_storage::mvcc::{RangeOptions, View, WriteTxn};
+use ballast_storage::{MvccError, ReadError};
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
 use pb::response_op::Response;
@@ -35,17 +35,33 @@ fn ops(request: &pb::TxnRequest) -> impl Iterator<Item = &pb::RequestOp> {
     request.success.iter().chain(&request.failure)
 }
 
-/// Answers a read-only transaction on one view.
-pub fn read(view: &View, request: &pb::TxnRequest) -> Result<pb::TxnResponse, Failure> {
+/// Answers a read-only transaction on one view; one whose ranges hold more than `bytes_max` together is not answered. 0 is no bound.
+pub fn read(
+    view: &View,
+    request: &pb::TxnRequest,
+    bytes_max: u64,
+) -> Result<pb::TxnResponse, Failure> {
     let path = choose(view, request);
     let mut responses = Vec::new();
+    let mut bytes = 0;
     for op in path.ops(request) {
         let Some(Request::RequestRange(range)) = &op.request else {
             return Err(ApplyError::Unknown("write in a read-only txn".to_owned()).into());
         };
         check_range(view, range)?;
-        responses.push(range::range(view, range)?);
+        // Each is bounded by what the others left, and at least by a byte, since 0 is no bound.
+        let left = bytes_max
+            .saturating_sub(bytes)
+            .max(u64::from(bytes_max > 0));
+        let response = match range::range_within(view, range, left) {
+            Ok(response) => response,
+            Err(ReadError::TooLarge { .. }) => return Err(whole_size(view, request, &path)),
+            Err(error) => return Err(error.into()),
+        };
+        bytes += response.kvs.iter().map(record_bytes).sum::<u64>();
+        responses.push(response);
     }
+    count(request.compare.len(), responses.len(), responses.len());
     Ok(pb::TxnResponse {
         header: Some(super::header_at(view.revision())),
         succeeded: path.succeeded,
@@ -56,6 +72,25 @@ pub fn read(view: &View, request: &pb::TxnRequest) -> Result<pb::TxnResponse, Fa
             })
             .collect(),
     })
+}
+
+fn record_bytes(kv: &KeyValue) -> u64 {
+    (kv.key.len() + kv.value.len()) as u64
+}
+
+/// How large the answer is. A range that is read again says it by not answering.
+fn whole_size(view: &View, request: &pb::TxnRequest, path: &Path) -> Failure {
+    let mut total = 0;
+    for op in path.ops(request) {
+        if let Some(Request::RequestRange(range)) = &op.request {
+            match range::range_within(view, range, 1) {
+                Err(ReadError::TooLarge { bytes }) => total += bytes,
+                Ok(_) => {}
+                Err(error) => return error.into(),
+            }
+        }
+    }
+    Failure::TooLarge { bytes: total }
 }
 
 /// Applies a transaction; `view` is the state before it.
@@ -69,8 +104,24 @@ pub fn apply(
     check(view, lessor, request, &path)?;
     let mut response = execute(txn, lessor, request, &path)?;
     response.header = Some(super::header_at(txn.revision()));
-    crate::metrics::TXNS.inc();
+    let ranges = path
+        .ops(request)
+        .iter()
+        .filter(|op| matches!(op.request, Some(Request::RequestRange(_))));
+    count(
+        request.compare.len(),
+        ranges.count(),
+        path.ops(request).len(),
+    );
     Ok(response)
+}
+
+/// As etcd counts: one operation alone is no transaction, and a comparison is a range.
+fn count(compares: usize, ranges: usize, ops: usize) {
+    crate::metrics::RANGES.inc_by((compares + ranges) as u64);
+    if compares + ops > 1 {
+        crate::metrics::TXNS.inc();
+    }
 }
 
 /// The branch taken, and those of the transactions nested in it, in order.

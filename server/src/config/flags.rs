@@ -12,6 +12,8 @@ pub enum Form {
     Bool,
     Uint,
     Uint32,
+    /// A number, or [`AUTO`].
+    AutoUint,
     Int,
     Duration,
     /// Comma-separated URLs.
@@ -49,9 +51,11 @@ const fn flag(name: &'static str, default: &'static str, form: Form, effect: Eff
     }
 }
 
+/// Chosen by what memory there is (config/memory.rs).
+pub const AUTO: &str = "auto";
+
 const TLS: Effect = Effect::Missing("this release has no TLS");
 const DISCOVERY: Effect = Effect::Missing("this release has no discovery service");
-const TRACING: Effect = Effect::Missing("this release exports no traces");
 const USERS: Effect = Effect::Missing("this release has no users and roles");
 
 /// In etcd's order. Durations are in Go's notation.
@@ -256,7 +260,7 @@ pub const FLAGS: &[Flag] = &[
         "metrics",
         "basic",
         Form::Choice(&["basic", "extensive"]),
-        Effect::None,
+        Effect::Used,
     ),
     flag("logger", "zap", Form::Choice(&["zap"]), Effect::None),
     flag("log-outputs", "default", Form::Text, Effect::Used),
@@ -283,38 +287,43 @@ pub const FLAGS: &[Flag] = &[
         "warning-unary-request-duration",
         "300ms",
         Form::Duration,
-        Effect::None,
+        Effect::Used,
     ),
     flag(
         "warning-apply-duration",
         "100ms",
         Form::Duration,
-        Effect::None,
+        Effect::Used,
     ),
-    flag("enable-distributed-tracing", "false", Form::Bool, TRACING),
+    flag(
+        "enable-distributed-tracing",
+        "false",
+        Form::Bool,
+        Effect::Used,
+    ),
     flag(
         "distributed-tracing-address",
         "localhost:4317",
         Form::Text,
-        Effect::None,
+        Effect::Used,
     ),
     flag(
         "distributed-tracing-service-name",
         "etcd",
         Form::Text,
-        Effect::None,
+        Effect::Used,
     ),
     flag(
         "distributed-tracing-instance-id",
         "",
         Form::Text,
-        Effect::None,
+        Effect::Used,
     ),
     flag(
         "distributed-tracing-sampling-rate",
         "0",
         Form::Int,
-        Effect::None,
+        Effect::Used,
     ),
     // Tuning.
     flag("enable-grpc-gateway", "true", Form::Bool, Effect::None),
@@ -350,7 +359,14 @@ pub const FLAGS: &[Flag] = &[
     flag("force-new-cluster", "false", Form::Bool, Effect::Used),
     flag("unsafe-no-fsync", "false", Form::Bool, Effect::Used),
     // Ours.
-    flag("value-cache-bytes", "0", Form::Uint, Effect::Used),
+    flag(
+        "lease-checkpoint-interval",
+        "5m",
+        Form::Duration,
+        Effect::Used,
+    ),
+    flag("value-cache-bytes", AUTO, Form::AutoUint, Effect::Used),
+    flag("response-memory-bytes", AUTO, Form::AutoUint, Effect::Used),
     flag(
         "storage-engine",
         "redb",
@@ -402,13 +418,13 @@ pub const SECURITY_OPTIONS: &[&str] = &[
     "skip-client-san-verification",
 ];
 
-/// etcd's feature gates and their defaults.
+/// etcd's feature gates and their defaults, which are etcd's but for one: `LeaseCheckpoint` is on here.
 pub const GATES: &[(&str, bool)] = &[
     ("StopGRPCServiceOnDefrag", false),
     ("InitialCorruptCheck", false),
     ("CompactHashCheck", false),
     ("TxnModeWriteWithSharedBuffer", true),
-    ("LeaseCheckpoint", false),
+    ("LeaseCheckpoint", true),
     ("LeaseCheckpointPersist", false),
     ("SetMemberLocalAddr", false),
     ("FastLeaseKeepAlive", true),

@@ -9,7 +9,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::flags::{self, ANCIENT, DEPRECATED, Effect, FLAGS, Flag, Form, GATES, SECURITY_OPTIONS};
+use super::flags::{
+    self, ANCIENT, AUTO, DEPRECATED, Effect, FLAGS, Flag, Form, GATES, SECURITY_OPTIONS,
+};
 use super::urls::Url;
 
 /// Why the process ends before it serves.
@@ -58,6 +60,11 @@ impl Values {
     /// Values were checked when they were taken; what does not parse here is a bug, and the default's own form is tested.
     pub fn u64(&self, name: &str) -> u64 {
         parse_uint(self.text(name)).unwrap_or_default()
+    }
+
+    /// None for "auto".
+    pub fn bytes(&self, name: &str) -> Option<u64> {
+        parse_uint(self.text(name))
     }
 
     pub fn i64(&self, name: &str) -> i64 {
@@ -310,7 +317,8 @@ pub fn check(flag: &Flag, value: &str) -> Result<(), String> {
     match flag.form {
         Form::Text => Ok(()),
         Form::Bool => parse_bool(value).map(|_| ()).ok_or_else(parse_error),
-        Form::Uint => parse_uint(value).map(|_| ()).ok_or_else(parse_error),
+        Form::AutoUint if value == AUTO => Ok(()),
+        Form::Uint | Form::AutoUint => parse_uint(value).map(|_| ()).ok_or_else(parse_error),
         Form::Uint32 => parse_uint(value)
             .filter(|value| u32::try_from(*value).is_ok())
             .map(|_| ())
@@ -704,11 +712,15 @@ mod tests {
     fn gates_are_known_ones() {
         assert_eq!(
             parse_gates("").unwrap(),
-            ["TxnModeWriteWithSharedBuffer", "FastLeaseKeepAlive"]
+            [
+                "TxnModeWriteWithSharedBuffer",
+                "LeaseCheckpoint",
+                "FastLeaseKeepAlive"
+            ]
         );
         assert_eq!(
-            parse_gates("FastLeaseKeepAlive=false,LeaseCheckpoint=true").unwrap(),
-            ["TxnModeWriteWithSharedBuffer", "LeaseCheckpoint"]
+            parse_gates("FastLeaseKeepAlive=false,LeaseCheckpoint=false").unwrap(),
+            ["TxnModeWriteWithSharedBuffer"]
         );
         assert!(parse_gates("Nope=true").is_err());
     }

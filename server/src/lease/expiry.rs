@@ -1,6 +1,7 @@
-//! The leader's loop: proposes the revocation of leases past their deadline, and follows leadership.
+//! The leader's loops: propose the revocation of leases past their deadline and what remains of long ones, and follow leadership.
 //!
-//! Promises: nothing is revoked but by the log; at most 1000 proposals a second, 16 in flight.
+//! Promises: nothing is revoked but by the log; at most 1000 proposals a second, 16 in flight. Checkpoints travel up to 1000 in one entry,
+//! one entry after the other.
 //!
 //! etcd: the lessor's runLoop and the server's revokeExpiredLeases.
 
@@ -18,6 +19,8 @@ use crate::rpc::RequestIds;
 
 const LOOP_INTERVAL: Duration = Duration::from_millis(500);
 const REVOKES_IN_FLIGHT_MAX: usize = 16;
+/// Checkpoints in one log entry (etcd's).
+const CHECKPOINTS_PER_ENTRY_MAX: usize = 1000;
 
 /// Promotes and demotes the lessor as leadership changes, until `stop`.
 pub async fn follow_leadership(
@@ -89,6 +92,41 @@ pub async fn revoke_expired(
                 }
                 drop(permit);
             });
+        }
+    }
+}
+
+/// Proposes what remains of long leases while this node leads, until `stop`.
+pub async fn checkpoint_remaining(
+    lessor: Arc<Lessor>,
+    raft: Arc<RaftNode>,
+    ids: Arc<RequestIds>,
+    stop: CancellationToken,
+) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(LOOP_INTERVAL) => {}
+        }
+        while raft.is_leader() && !stop.is_cancelled() {
+            let checkpoints = lessor.due_checkpoints(CHECKPOINTS_PER_ENTRY_MAX);
+            if checkpoints.is_empty() {
+                break;
+            }
+            let count = checkpoints.len();
+            let request = pb::InternalRaftRequest {
+                header: Some(ids.header()),
+                lease_checkpoint: Some(pb::LeaseCheckpointRequest { checkpoints }),
+                ..Default::default()
+            };
+            // What is lost here is due again after another interval.
+            match raft.propose(request).await {
+                Ok(_) => tracing::debug!(count, "checkpointed leases"),
+                Err(error) => {
+                    tracing::warn!(count, error = %error, "failed to checkpoint leases");
+                    break;
+                }
+            }
         }
     }
 }

@@ -3,9 +3,13 @@
 //!     apply:   grant, attach, detach, remove, checkpoint      (deterministic)
 //!     rpc:     renew, describe, ids                           (leader's clock)
 //!     expiry:  expired -> LeaseRevoke is proposed             (expiry.rs)
+//!              due     -> LeaseCheckpoint is proposed         (expiry.rs)
 //!
 //! The heap holds for each lease a time not later than its deadline: a renewal only moves the deadline in the
 //! table, and the heap's entry is corrected when it comes up. So a keepalive costs one lookup.
+//!
+//! A checkpoint writes into the log how much of a long lease is left, so that a restart or a new leader does not begin it anew.
+//! A renewal of a lease that has one takes it back first.
 //!
 //! etcd: server/lease/lessor.go.
 
@@ -13,7 +17,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
 use std::time::{Duration, Instant};
 
-use ballast_api::leasepb;
+use ballast_api::{etcdserverpb as pb, leasepb};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -27,6 +31,8 @@ pub const LEASE_TTL_SECS_MAX: i64 = 9_000_000_000;
 pub const REVOKES_PER_SECOND_MAX: usize = 1000;
 /// A lease whose revocation was proposed is proposed again after this long if it is still there.
 const EXPIRED_RETRY: Duration = Duration::from_secs(3);
+/// Entries of leases that are gone, tolerated in a heap beside one for each lease that is there.
+const STALE_TIMERS_MAX: usize = 1024;
 
 #[derive(Debug)]
 struct Lease {
@@ -35,6 +41,8 @@ struct Lease {
     remaining_secs: i64,
     /// None while this node does not lead.
     deadline: Option<Instant>,
+    /// When the leader notes what remains; None for short leases. An entry of the heap with another time is stale.
+    checkpoint_at: Option<Instant>,
     keys: BTreeSet<Bytes>,
 }
 
@@ -44,6 +52,7 @@ impl Lease {
             ttl_secs,
             remaining_secs,
             deadline: None,
+            checkpoint_at: None,
             keys: BTreeSet::new(),
         }
     }
@@ -58,12 +67,47 @@ impl Lease {
     }
 }
 
+type Timers = BinaryHeap<Reverse<(Instant, i64)>>;
+
 #[derive(Debug, Default)]
 struct Leases {
     by_id: HashMap<i64, Lease>,
-    /// Times not later than the lease's deadline. Entries of vanished leases are dropped when they come up.
-    heap: BinaryHeap<Reverse<(Instant, i64)>>,
+    /// Times not later than the lease's deadline.
+    heap: Timers,
+    /// When the next checkpoint of each long lease is due.
+    checkpoints: Timers,
     leading: bool,
+}
+
+impl Leases {
+    /// Plans the next checkpoint of a lease that has more than `interval` left.
+    fn plan_checkpoint(&mut self, id: i64, now: Instant, interval: Option<Duration>) {
+        let (Some(interval), Some(lease)) = (interval, self.by_id.get_mut(&id)) else {
+            return;
+        };
+        lease.checkpoint_at = None;
+        if self.leading && lease.effective_ttl() > interval {
+            let at = now + interval;
+            lease.checkpoint_at = Some(at);
+            self.checkpoints.push(Reverse((at, id)));
+        }
+    }
+
+    /// Entries of vanished leases are dropped when they come up, which may be in 285 years: beyond a bound all are sought out.
+    fn drop_stale_timers(&mut self) {
+        let enough = 2 * self.by_id.len() + STALE_TIMERS_MAX;
+        let by_id = &self.by_id;
+        if self.heap.len() > enough {
+            self.heap.retain(|Reverse((_, id))| by_id.contains_key(id));
+        }
+        if self.checkpoints.len() > enough {
+            self.checkpoints.retain(|Reverse((at, id))| {
+                by_id
+                    .get(id)
+                    .is_some_and(|lease| lease.checkpoint_at == Some(*at))
+            });
+        }
+    }
 }
 
 /// How a keepalive ended.
@@ -72,6 +116,8 @@ pub enum Renewal {
     /// Seconds from now.
     Renewed(i64),
     Unknown,
+    /// What remained of it stands in the log: propose a checkpoint of 0, then ask again.
+    Checkpointed,
     /// Its revocation is under way: wait for [`Lessor::changed`], then ask again.
     Expired,
     NotLeading,
@@ -90,14 +136,17 @@ pub struct Described {
 pub struct Lessor {
     leases: Mutex<Leases>,
     clock: Clock,
+    /// None when remaining times are not checkpointed.
+    checkpoint_interval: Option<Duration>,
     changed: Notify,
 }
 
 impl Lessor {
-    pub fn new(clock: Clock) -> Self {
+    pub fn new(clock: Clock, checkpoint_interval: Option<Duration>) -> Self {
         Self {
             leases: Mutex::default(),
             clock,
+            checkpoint_interval,
             changed: Notify::new(),
         }
     }
@@ -106,6 +155,7 @@ impl Lessor {
     pub fn load(&self, stored: Vec<leasepb::Lease>, keys: Vec<(Bytes, i64)>) {
         let mut leases = self.leases.lock();
         leases.heap.clear();
+        leases.checkpoints.clear();
         leases.by_id = stored
             .into_iter()
             .map(|lease| (lease.id, Lease::new(lease.ttl, lease.remaining_ttl)))
@@ -116,7 +166,7 @@ impl Lessor {
             }
         }
         if leases.leading {
-            schedule_all(&mut leases, self.clock.now(), Duration::ZERO);
+            self.schedule_all(&mut leases, Duration::ZERO);
         }
     }
 
@@ -138,11 +188,15 @@ impl Lessor {
         }
         let mut lease = Lease::new(ttl_secs, 0);
         if leases.leading {
-            let deadline = self.clock.now() + lease.effective_ttl();
+            let now = self.clock.now();
+            let deadline = now + lease.effective_ttl();
             lease.deadline = Some(deadline);
+            leases.by_id.insert(id, lease);
             leases.heap.push(Reverse((deadline, id)));
+            leases.plan_checkpoint(id, now, self.checkpoint_interval);
+        } else {
+            leases.by_id.insert(id, lease);
         }
-        leases.by_id.insert(id, lease);
         Ok(leasepb::Lease {
             id,
             ttl: ttl_secs,
@@ -157,7 +211,10 @@ impl Lessor {
     }
 
     pub fn remove(&self, id: i64) {
-        self.leases.lock().by_id.remove(&id);
+        let mut leases = self.leases.lock();
+        leases.by_id.remove(&id);
+        leases.drop_stale_timers();
+        drop(leases);
         self.changed.notify_waiters();
     }
 
@@ -180,11 +237,52 @@ impl Lessor {
         let mut leases = self.leases.lock();
         let lease = leases.by_id.get_mut(&id)?;
         lease.remaining_secs = remaining_secs;
-        Some(leasepb::Lease {
+        let record = leasepb::Lease {
             id,
             ttl: lease.ttl_secs,
             remaining_ttl: remaining_secs,
-        })
+        };
+        leases.plan_checkpoint(id, self.clock.now(), self.checkpoint_interval);
+        leases.drop_stale_timers();
+        Some(record)
+    }
+
+    /// What remains of leases whose checkpoint is due, at most `count_max`. Each comes up again once it was applied.
+    pub fn due_checkpoints(&self, count_max: usize) -> Vec<pb::LeaseCheckpoint> {
+        let now = self.clock.now();
+        let mut leases = self.leases.lock();
+        let mut due = Vec::new();
+        let mut again = Vec::new();
+        while again.len() < count_max {
+            match leases.checkpoints.peek() {
+                Some(Reverse((at, _))) if *at <= now => {}
+                _ => break,
+            }
+            let Some(Reverse((at, id))) = leases.checkpoints.pop() else {
+                break;
+            };
+            let Some(lease) = leases.by_id.get(&id) else {
+                continue;
+            };
+            // Planned anew since, or about to be revoked.
+            let Some(end) = lease.deadline.filter(|end| *end > now) else {
+                continue;
+            };
+            if lease.checkpoint_at != Some(at) {
+                continue;
+            }
+            again.push(id);
+            let remaining_ttl = (end - now).as_secs_f64().ceil() as i64;
+            // Else it was renewed a moment ago.
+            if remaining_ttl < lease.ttl_secs {
+                due.push(pb::LeaseCheckpoint { id, remaining_ttl });
+            }
+        }
+        // When a proposal is lost, the next one says the same better.
+        for id in again {
+            leases.plan_checkpoint(id, now, self.checkpoint_interval);
+        }
+        due
     }
 
     /// This node leads now: every lease lives its time from here, `extend` longer, and those that would all end
@@ -192,7 +290,7 @@ impl Lessor {
     pub fn promote(&self, extend: Duration) {
         let mut leases = self.leases.lock();
         leases.leading = true;
-        schedule_all(&mut leases, self.clock.now(), extend);
+        self.schedule_all(&mut leases, extend);
         drop(leases);
         self.changed.notify_waiters();
     }
@@ -202,8 +300,10 @@ impl Lessor {
         let mut leases = self.leases.lock();
         leases.leading = false;
         leases.heap.clear();
+        leases.checkpoints.clear();
         for lease in leases.by_id.values_mut() {
             lease.deadline = None;
+            lease.checkpoint_at = None;
         }
         drop(leases);
         self.changed.notify_waiters();
@@ -220,6 +320,9 @@ impl Lessor {
         };
         if lease.deadline.is_some_and(|deadline| deadline <= now) {
             return Renewal::Expired;
+        }
+        if lease.remaining_secs > 0 {
+            return Renewal::Checkpointed;
         }
         lease.deadline = Some(now + lease.effective_ttl());
         Renewal::Renewed(lease.ttl_secs)
@@ -288,30 +391,33 @@ impl Lessor {
         }
         expired
     }
-}
 
-/// Gives every lease a deadline and rebuilds the heap.
-fn schedule_all(leases: &mut Leases, now: Instant, extend: Duration) {
-    leases.heap.clear();
-    let mut order: Vec<(Duration, i64)> = leases
-        .by_id
-        .iter()
-        .map(|(id, lease)| (lease.effective_ttl() + extend, *id))
-        .collect();
-    order.sort_unstable();
-    // Three quarters of the rate, so that what piled up never takes all of it.
-    let per_second = REVOKES_PER_SECOND_MAX * 3 / 4;
-    let step = Duration::from_secs(1) / u32::try_from(per_second).unwrap_or(1);
-    let spread = order.len() >= REVOKES_PER_SECOND_MAX;
-    let mut earliest = Duration::ZERO;
-    for (after, id) in order {
-        let after = if spread { after.max(earliest) } else { after };
-        earliest = after + step;
-        let deadline = now + after;
-        if let Some(lease) = leases.by_id.get_mut(&id) {
-            lease.deadline = Some(deadline);
+    /// Gives every lease a deadline and rebuilds the heaps.
+    fn schedule_all(&self, leases: &mut Leases, extend: Duration) {
+        let now = self.clock.now();
+        leases.heap.clear();
+        leases.checkpoints.clear();
+        let mut order: Vec<(Duration, i64)> = leases
+            .by_id
+            .iter()
+            .map(|(id, lease)| (lease.effective_ttl() + extend, *id))
+            .collect();
+        order.sort_unstable();
+        // Three quarters of the rate, so that what piled up never takes all of it.
+        let per_second = REVOKES_PER_SECOND_MAX * 3 / 4;
+        let step = Duration::from_secs(1) / u32::try_from(per_second).unwrap_or(1);
+        let spread = order.len() >= REVOKES_PER_SECOND_MAX;
+        let mut earliest = Duration::ZERO;
+        for (after, id) in order {
+            let after = if spread { after.max(earliest) } else { after };
+            earliest = after + step;
+            let deadline = now + after;
+            if let Some(lease) = leases.by_id.get_mut(&id) {
+                lease.deadline = Some(deadline);
+            }
+            leases.heap.push(Reverse((deadline, id)));
+            leases.plan_checkpoint(id, now, self.checkpoint_interval);
         }
-        leases.heap.push(Reverse((deadline, id)));
     }
 }
 
@@ -320,7 +426,7 @@ mod tests {
     use super::*;
 
     fn lessor() -> Lessor {
-        Lessor::new(Clock::default())
+        Lessor::new(Clock::default(), Some(Duration::from_secs(300)))
     }
 
     #[test]
@@ -414,5 +520,68 @@ mod tests {
         assert!(described.remaining_secs <= 20);
         assert_eq!(described.granted_secs, 600);
         assert_eq!(described.keys, vec![Bytes::from_static(b"a")]);
+    }
+
+    /// One that checkpoints whatever it may at once.
+    fn eager() -> Lessor {
+        let lessor = Lessor::new(Clock::default(), Some(Duration::ZERO));
+        lessor.promote(Duration::ZERO);
+        lessor
+    }
+
+    #[test]
+    fn what_remains_is_noted_and_a_renewal_takes_it_back() {
+        let lessor = eager();
+        lessor.grant(1, 600).unwrap();
+        // A quarter of its time is gone.
+        lessor.load(
+            vec![leasepb::Lease {
+                id: 1,
+                ttl: 600,
+                remaining_ttl: 450,
+            }],
+            vec![],
+        );
+        let due = lessor.due_checkpoints(10);
+        assert_eq!(due.len(), 1);
+        let noted = due[0].remaining_ttl;
+        assert!((449..=450).contains(&noted), "{noted}");
+        let record = lessor.checkpoint(1, noted).unwrap();
+        assert_eq!((record.ttl, record.remaining_ttl), (600, noted));
+
+        assert_eq!(lessor.renew(1), Renewal::Checkpointed);
+        let record = lessor.checkpoint(1, 0).unwrap();
+        assert_eq!((record.ttl, record.remaining_ttl), (600, 0));
+        assert_eq!(lessor.renew(1), Renewal::Renewed(600));
+        let left = lessor.describe(1, false).unwrap().remaining_secs;
+        assert!((599..=600).contains(&left), "{left}");
+    }
+
+    #[test]
+    fn short_leases_followers_and_a_lessor_without_an_interval_note_nothing() {
+        for interval in [None, Some(Duration::from_secs(300))] {
+            let lessor = Lessor::new(Clock::default(), interval);
+            lessor.promote(Duration::ZERO);
+            lessor.grant(1, 300).unwrap();
+            lessor.grant(2, 600).unwrap();
+            let planned = lessor.leases.lock().checkpoints.len();
+            assert_eq!(planned, usize::from(interval.is_some()));
+            lessor.demote();
+            assert_eq!(lessor.leases.lock().checkpoints.len(), 0);
+            assert!(lessor.due_checkpoints(10).is_empty());
+        }
+    }
+
+    #[test]
+    fn timers_of_leases_that_are_gone_do_not_pile_up() {
+        let lessor = eager();
+        for id in 1..=20_000 {
+            lessor.grant(id, LEASE_TTL_SECS_MAX).unwrap();
+            lessor.checkpoint(id, 0);
+            lessor.remove(id);
+        }
+        let leases = lessor.leases.lock();
+        assert!(leases.heap.len() <= 2 * STALE_TIMERS_MAX);
+        assert!(leases.checkpoints.len() <= 2 * STALE_TIMERS_MAX);
     }
 }

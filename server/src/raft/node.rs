@@ -34,6 +34,22 @@ use crate::raft::transport::Transport;
 /// Entries committed but not applied before proposals are refused (etcd: maxGapBetweenApplyAndCommitIndex).
 const APPLY_GAP_MAX: u64 = 5000;
 
+/// A read that waits longer for its barrier is counted as slow (etcd: readIndexRetryTime).
+const SLOW_BARRIER: Duration = Duration::from_millis(500);
+
+/// Called around each command that is applied: the place to time it, since `apply` reads no clock.
+pub trait ApplyObserver: Send + Sync + std::fmt::Debug {
+    fn around(
+        &self,
+        _request: &InternalRaftRequest,
+        apply: &mut dyn FnMut() -> Applied,
+    ) -> Applied {
+        apply()
+    }
+}
+
+impl ApplyObserver for Unobserved {}
+
 /// This node cannot answer now; the client may retry. Not an answer of the replicated state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProposeError {
@@ -77,6 +93,7 @@ pub struct RaftOptions {
     pub max_wals: usize,
     pub unsafe_no_fsync: bool,
     pub wal_observer: Arc<dyn WalObserver>,
+    pub apply_observer: Arc<dyn ApplyObserver>,
     pub heartbeat: Duration,
     /// etcd's election-timeout.
     pub election: Duration,
@@ -96,6 +113,7 @@ impl RaftOptions {
             max_wals: 5,
             unsafe_no_fsync: false,
             wal_observer: Arc::new(Unobserved),
+            apply_observer: Arc::new(Unobserved),
             heartbeat: Duration::from_millis(100),
             election: Duration::from_millis(1000),
             snapshot_count: 10_000,
@@ -282,9 +300,9 @@ impl RaftNode {
     /// The command, with room for each kind of request nearly two kilobytes long, is on the heap before a future has to carry it.
     pub fn propose(
         &self,
-        request: InternalRaftRequest,
-    ) -> impl Future<Output = Result<Applied, ProposeError>> + Send + '_ {
-        let command = Command(Arc::new(request));
+        request: impl Into<Arc<InternalRaftRequest>>,
+    ) -> impl Future<Output = Result<Applied, ProposeError>> + Send {
+        let command = Command(request.into());
         self.propose_command(command)
     }
 
@@ -348,6 +366,20 @@ impl RaftNode {
     }
 
     async fn wait_for_barrier(&self) -> Result<(), ProposeError> {
+        let asked = self.ask_for_barrier();
+        tokio::pin!(asked);
+        if let Ok(answered) = timeout(SLOW_BARRIER, asked.as_mut()).await {
+            return answered;
+        }
+        crate::metrics::SLOW_READ_INDEXES.inc();
+        let answered = asked.await;
+        if answered.is_err() {
+            crate::metrics::READ_INDEXES_FAILED.inc();
+        }
+        answered
+    }
+
+    async fn ask_for_barrier(&self) -> Result<(), ProposeError> {
         timeout(self.timeout, async {
             loop {
                 if !self.leads.load(Ordering::Acquire) {
@@ -541,7 +573,8 @@ fn open_parts(
     let on_failure = failure.clone();
     wal.on_failure(Box::new(move |error| on_failure.set(&error)));
     let log = LogStore::new(Arc::clone(&wal), Arc::clone(store), failure.clone());
-    let machine = StateMachine::new(Arc::clone(store), apply, failure.clone())?;
+    let observer = Arc::clone(&options.apply_observer);
+    let machine = StateMachine::new(Arc::clone(store), apply, observer, failure.clone())?;
     Ok((wal, log, machine, failure))
 }
 

@@ -22,7 +22,7 @@ use crate::apply::Apply;
 use crate::raft::command::{
     CommandError, LogId, Reply, Stored, TypeConfig, decode_stored, encode_stored, log_id, position,
 };
-use crate::raft::node::Failure;
+use crate::raft::node::{ApplyObserver, Failure};
 
 /// Entries after which watchers are told, even if more are at hand: a millisecond's work or less.
 const SETTLE_ENTRIES: u32 = 64;
@@ -38,6 +38,7 @@ type Snapshot = SnapshotOf<TypeConfig, Marker>;
 pub struct StateMachine {
     store: Arc<Store>,
     apply: Arc<dyn Apply>,
+    observer: Arc<dyn ApplyObserver>,
     membership: Stored,
     current: Arc<Mutex<Option<SnapshotMetaOf<TypeConfig>>>>,
     /// The last index applied, for those who wait.
@@ -49,6 +50,7 @@ impl StateMachine {
     pub(crate) fn new(
         store: Arc<Store>,
         apply: Arc<dyn Apply>,
+        observer: Arc<dyn ApplyObserver>,
         failure: Failure,
     ) -> Result<Self, StateError> {
         let membership = store
@@ -62,6 +64,7 @@ impl StateMachine {
         Ok(Self {
             store,
             apply,
+            observer,
             membership,
             current: Arc::default(),
             applied,
@@ -124,7 +127,10 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
                     self.apply.apply_empty(at);
                     Reply(None)
                 }
-                EntryPayload::Normal(command) => Reply(Some(self.apply.apply(at, &command.0))),
+                EntryPayload::Normal(command) => {
+                    let mut apply = || self.apply.apply(at, &command.0);
+                    Reply(Some(self.observer.around(&command.0, &mut apply)))
+                }
                 EntryPayload::Membership(membership) => {
                     self.apply_membership(at, entry.log_id, membership);
                     Reply(None)

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use ballast_api::error::Error;
 use ballast_api::etcdserverpb as pb;
+use ballast_storage::ReadError;
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::Stream;
 use pb::kv_server::Kv;
@@ -15,8 +16,14 @@ use prost::Message;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tonic::{Request, Response, Status};
 
+use super::budget::{SMALL_RESPONSE_BYTES, Share};
+use super::call::{self, Stats};
 use super::{Context, check, quota, status};
-use crate::apply::{self, Answer, quota as cost};
+use crate::apply::{self, Answer, Failure, quota as cost};
+use crate::clock::Clock;
+use crate::loggable;
+use crate::metrics::{Op, RANGES, timed};
+use crate::spans;
 
 /// A range that may touch more keys than this leaves the worker to a thread of its own.
 const INLINE_KEYS_MAX: i64 = 256;
@@ -55,7 +62,8 @@ impl Kv for KvService {
     ) -> Result<Response<pb::RangeResponse>, Status> {
         let request = request.into_inner();
         check::range(&request)?;
-        Ok(Response::new(self.0.range(&request).await?))
+        let (response, share) = self.0.range(&request).await?;
+        Ok(with_share(response, share))
     }
 
     type RangeStreamStream =
@@ -67,6 +75,7 @@ impl Kv for KvService {
     ) -> Result<Response<Self::RangeStreamStream>, Status> {
         let request = request.into_inner();
         check::range_stream(&request)?;
+        let span = call::child(|| spans::range_stream(&request));
         if !request.serializable {
             self.0
                 .raft
@@ -77,7 +86,10 @@ impl Kv for KvService {
         let context = Arc::clone(&self.0);
         // Room for one part: the next is read while this one is sent.
         let (parts, stream) = mpsc::channel(1);
-        tokio::task::spawn_blocking(move || stream_parts(&context, request, &parts));
+        tokio::task::spawn_blocking(move || {
+            let _span = span;
+            stream_parts(&context, request, &parts);
+        });
         Ok(Response::new(Box::pin(
             tokio_stream::wrappers::ReceiverStream::new(stream),
         )))
@@ -133,7 +145,8 @@ impl Kv for KvService {
         quota::check(&self.0, cost::txn_cost(&request)).await?;
         check::txn(&request, self.0.limits.txn_ops_max)?;
         if apply::txn::is_read_only(&request) {
-            return Ok(Response::new(self.0.read_txn(&request).await?));
+            let (response, share) = self.0.read_txn(&request).await?;
+            return Ok(with_share(response, share));
         }
         detach_txn(&mut request);
         let (revision, answer) = self
@@ -177,45 +190,110 @@ impl Kv for KvService {
 
 impl Context {
     /// A range after the barrier it asks for. Also what the health checks ask.
-    pub async fn range(&self, request: &pb::RangeRequest) -> Result<pb::RangeResponse, Status> {
+    pub async fn range(&self, request: &pb::RangeRequest) -> Answered<pb::RangeResponse> {
+        let started = Clock::default().now();
+        let _span = call::child(|| spans::range(request));
+        let answered = self.range_after_barrier(request).await;
+        self.note_read(Op::Range, started, answered.is_ok(), || {
+            let mut stats = Stats {
+                request_count: 0,
+                request_bytes: request.encoded_len() as i64,
+                content: loggable::range(request),
+                ..Stats::default()
+            };
+            if let Ok((response, _)) = &answered {
+                stats.response_count = response.kvs.len() as i64;
+                stats.response_bytes = response.encoded_len() as i64;
+            }
+            (stats, "read-only range ")
+        });
+        answered
+    }
+
+    async fn range_after_barrier(&self, request: &pb::RangeRequest) -> Answered<pb::RangeResponse> {
         if !request.serializable {
             self.raft
                 .read_barrier()
                 .await
                 .map_err(status::from_propose)?;
         }
-        let read = || apply::range::range(&*self.store.view(), request);
-        let answer = if is_wide(request) {
-            let _turn = self.wide_reads.turn().await?;
-            tokio::task::block_in_place(read)
-        } else {
-            read()
+        let read = |bytes_max| {
+            let started = Clock::default().now();
+            let answer = apply::range::range_within(&*self.store.view(), request, bytes_max);
+            if !matches!(answer, Err(ReadError::TooLarge { .. })) {
+                timed::ranged(answer.is_ok(), Clock::default().now() - started);
+            }
+            answer
         };
+        // One value is no larger than a request.
+        let many = !request.range_end.is_empty() && !request.count_only;
+        let bytes_max = if many { SMALL_RESPONSE_BYTES } else { 0 };
+        let mut answer = if is_wide(request) {
+            let _turn = self.wide_reads.turn().await?;
+            tokio::task::block_in_place(|| read(bytes_max))
+        } else {
+            read(bytes_max)
+        };
+        let mut share = None;
+        if let Err(ReadError::TooLarge { bytes }) = answer {
+            share = Some(self.budget.take(bytes).await?);
+            let _turn = self.wide_reads.turn().await?;
+            answer = tokio::task::block_in_place(|| read(0));
+        }
         let mut response = answer.map_err(status::from_read)?;
         let revision = response.header.as_ref().map_or(0, |header| header.revision);
         response.header = Some(self.headers.at(revision));
-        crate::metrics::RANGES.inc();
-        Ok(response)
+        RANGES.inc();
+        Ok((response, share))
     }
 
-    async fn read_txn(&self, request: &pb::TxnRequest) -> Result<pb::TxnResponse, Status> {
+    async fn read_txn(&self, request: &pb::TxnRequest) -> Answered<pb::TxnResponse> {
+        let started = Clock::default().now();
+        let _span = call::child(|| spans::txn(request, true));
+        let answered = self.read_txn_after_barrier(request).await;
+        self.note_read(Op::ReadonlyTxn, started, answered.is_ok(), || {
+            let mut stats = Stats {
+                request_count: 0,
+                request_bytes: request.encoded_len() as i64,
+                content: loggable::txn(request),
+                ..Stats::default()
+            };
+            if let Ok((response, _)) = &answered {
+                stats.response_count = response.responses.len() as i64;
+                stats.response_bytes = response.encoded_len() as i64;
+            }
+            (stats, "read-only txn ")
+        });
+        answered
+    }
+
+    async fn read_txn_after_barrier(&self, request: &pb::TxnRequest) -> Answered<pb::TxnResponse> {
         if !apply::txn::is_serializable(request) {
             self.raft
                 .read_barrier()
                 .await
                 .map_err(status::from_propose)?;
         }
-        let _turn = if reads_widely(request) {
+        let read = |bytes_max| {
+            let view = self.store.view();
+            let mut response = apply::txn::read(&view, request, bytes_max)?;
+            response.header = Some(self.headers.at(view.revision()));
+            Ok(response)
+        };
+        let turn = if reads_widely(request) {
             Some(self.wide_reads.turn().await?)
         } else {
             None
         };
-        let view = self.store.view();
-        let mut response = tokio::task::block_in_place(|| apply::txn::read(&view, request))
-            .map_err(status::from_failure)?;
-        response.header = Some(self.headers.at(view.revision()));
-        crate::metrics::TXNS.inc();
-        Ok(response)
+        let mut answer = tokio::task::block_in_place(|| read(SMALL_RESPONSE_BYTES));
+        drop(turn);
+        let mut share = None;
+        if let Err(Failure::TooLarge { bytes }) = answer {
+            share = Some(self.budget.take(bytes).await?);
+            let _turn = self.wide_reads.turn().await?;
+            answer = tokio::task::block_in_place(|| read(0));
+        }
+        Ok((answer.map_err(status::from_failure)?, share))
     }
 }
 
@@ -230,6 +308,17 @@ fn reads_widely(request: &pb::TxnRequest) -> bool {
     ops.any(|op| {
         matches!(&op.request, Some(pb::request_op::Request::RequestRange(range)) if is_wide(range))
     })
+}
+
+/// A response, and its share of the budget for large ones.
+type Answered<T> = Result<(T, Option<Share>), Status>;
+
+fn with_share<T>(response: T, share: Option<Share>) -> Response<T> {
+    let mut response = Response::new(response);
+    if let Some(share) = share {
+        response.extensions_mut().insert(share);
+    }
+    response
 }
 
 /// Key and value as a buffer of their own: left as slices they would keep the whole network frame alive for as long as the

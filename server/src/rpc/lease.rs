@@ -14,9 +14,10 @@ use futures::{Stream, StreamExt};
 use pb::lease_server::Lease;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Context, quota, status};
+use super::{Context, call, quota, status};
 use crate::apply::{Answer, quota as cost};
 use crate::lease::Renewal;
+use crate::spans;
 
 /// How long a keepalive of an expired lease waits for the revocation to be decided.
 const REVOKE_WAIT: Duration = Duration::from_secs(7);
@@ -133,6 +134,7 @@ impl Lease for LeaseService {
 
 /// Renews one lease. The header is taken before, so that its revision is not above that of a revocation that came first.
 async fn keep_alive(context: &Context, id: i64) -> Result<pb::LeaseKeepAliveResponse, Status> {
+    let _span = call::child(|| spans::lease_renew(id));
     let header = Some(context.headers.at(context.store.view().revision()));
     context
         .raft
@@ -147,6 +149,20 @@ async fn keep_alive(context: &Context, id: i64) -> Result<pb::LeaseKeepAliveResp
                 break ttl;
             }
             Renewal::Unknown => break 0,
+            Renewal::Checkpointed => {
+                let checkpoint = pb::LeaseCheckpoint {
+                    id,
+                    remaining_ttl: 0,
+                };
+                context
+                    .propose(pb::InternalRaftRequest {
+                        lease_checkpoint: Some(pb::LeaseCheckpointRequest {
+                            checkpoints: vec![checkpoint],
+                        }),
+                        ..Default::default()
+                    })
+                    .await?;
+            }
             // Just elected: the lessor is told in a moment.
             Renewal::NotLeading if context.raft.is_leader() => {
                 if tokio::time::timeout(REVOKE_WAIT, changed).await.is_err() {

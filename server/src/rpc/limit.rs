@@ -10,13 +10,13 @@ use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use tonic::Status;
 
+use crate::metrics::grpc::{Method, RECEIVED_BYTES};
+
 const FRAME_HEADER_BYTES: usize = 5;
 
-/// A request body whose messages are no longer than a limit.
-#[derive(Debug)]
-pub struct LimitedBody<B> {
-    inner: B,
-    message_bytes_max: usize,
+/// Follows the messages in a gRPC body, however it is cut.
+#[derive(Clone, Debug, Default)]
+pub struct FrameFollower {
     /// Bytes of the current message still to come.
     message_left: usize,
     /// The frame header under way.
@@ -24,18 +24,22 @@ pub struct LimitedBody<B> {
     header_len: usize,
 }
 
-impl<B> LimitedBody<B> {
-    pub fn new(inner: B, message_bytes_max: usize) -> Self {
-        Self {
-            inner,
-            message_bytes_max,
-            message_left: 0,
-            header: [0; FRAME_HEADER_BYTES],
-            header_len: 0,
-        }
+impl FrameFollower {
+    /// Calls `begun` with the length of each message whose header ends in `data`.
+    pub fn follow(&mut self, data: &[u8], mut begun: impl FnMut(usize)) {
+        let followed = self.try_follow(data, |length| {
+            begun(length);
+            Ok::<(), std::convert::Infallible>(())
+        });
+        let Ok(()) = followed;
     }
 
-    fn follow(&mut self, mut data: &[u8]) -> Result<(), Status> {
+    /// The same; stops at the first message that `begun` refuses.
+    pub fn try_follow<E>(
+        &mut self,
+        mut data: &[u8],
+        mut begun: impl FnMut(usize) -> Result<(), E>,
+    ) -> Result<(), E> {
         while !data.is_empty() {
             if self.message_left > 0 {
                 let step = self.message_left.min(data.len());
@@ -51,16 +55,47 @@ impl<B> LimitedBody<B> {
                 self.header_len = 0;
                 let [_, length @ ..] = self.header;
                 let length = u32::from_be_bytes(length) as usize;
-                if length > self.message_bytes_max {
-                    return Err(Status::resource_exhausted(format!(
-                        "grpc: received message larger than max ({length} vs. {})",
-                        self.message_bytes_max
-                    )));
-                }
+                begun(length)?;
                 self.message_left = length;
             }
         }
         Ok(())
+    }
+}
+
+/// A request body whose messages are no longer than a limit, and are counted.
+#[derive(Debug)]
+pub struct LimitedBody<B> {
+    inner: B,
+    message_bytes_max: usize,
+    follower: FrameFollower,
+    method: Option<&'static Method>,
+}
+
+impl<B> LimitedBody<B> {
+    pub fn new(inner: B, message_bytes_max: usize, method: Option<&'static Method>) -> Self {
+        Self {
+            inner,
+            message_bytes_max,
+            follower: FrameFollower::default(),
+            method,
+        }
+    }
+
+    fn follow(&mut self, data: &[u8]) -> Result<(), Status> {
+        let (bytes_max, method) = (self.message_bytes_max, self.method);
+        self.follower.try_follow(data, |length| {
+            if length > bytes_max {
+                return Err(Status::resource_exhausted(format!(
+                    "grpc: received message larger than max ({length} vs. {bytes_max})"
+                )));
+            }
+            if let Some(method) = method {
+                method.received.inc();
+                RECEIVED_BYTES.inc_by(length as u64);
+            }
+            Ok(())
+        })
     }
 }
 
@@ -116,7 +151,7 @@ mod tests {
     fn messages_are_followed_across_any_cut() {
         let stream = [message(10), message(0), message(3)].concat();
         for size in 1..=stream.len() {
-            let mut body = LimitedBody::new((), 10);
+            let mut body = LimitedBody::new((), 10, None);
             for piece in stream.chunks(size) {
                 body.follow(piece).unwrap();
             }
@@ -125,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_longer_message_is_refused_in_etcds_words() {
-        let mut body = LimitedBody::new((), 10);
+        let mut body = LimitedBody::new((), 10, None);
         body.follow(&message(10)).unwrap();
         let status = body.follow(&message(11)[..5]).unwrap_err();
         assert_eq!(status.code(), tonic::Code::ResourceExhausted);

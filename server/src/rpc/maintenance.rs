@@ -7,22 +7,17 @@ use std::sync::Arc;
 
 use ballast_api::error::Error;
 use ballast_api::{API_VERSION, CLUSTER_VERSION, etcdserverpb as pb};
-use ballast_storage::StorageError;
-use ballast_storage::mvcc::Store;
 use futures::Stream;
 use pb::alarm_request::AlarmAction;
 use pb::downgrade_request::DowngradeAction;
 use pb::maintenance_server::Maintenance;
-use tokio::sync::mpsc;
+use prometheus::Histogram;
 use tonic::{Request, Response, Status};
 
-use super::{Context, status};
+use super::{Context, snapshot, status};
 use crate::apply::Answer;
-
-/// Several of etcd's pages: fewer messages for the same bytes.
-const SNAPSHOT_PIECE_BYTES: usize = 128 * 1024;
-/// Pieces made ahead of the client.
-const SNAPSHOT_PIECES_MAX: usize = 4;
+use crate::clock::Clock;
+use crate::metrics::disk as metrics;
 
 /// The Maintenance service.
 #[derive(Clone, Debug)]
@@ -127,7 +122,7 @@ impl Maintenance for MaintenanceService {
         &self,
         _request: Request<pb::HashRequest>,
     ) -> Result<Response<pb::HashResponse>, Status> {
-        let hash = self.0.hash_kv(0).await?;
+        let hash = self.0.hash_kv(0, &metrics::HASH).await?;
         Ok(Response::new(pb::HashResponse {
             header: Some(self.0.headers.at(hash.current_revision)),
             hash: hash.hash,
@@ -138,7 +133,8 @@ impl Maintenance for MaintenanceService {
         &self,
         request: Request<pb::HashKvRequest>,
     ) -> Result<Response<pb::HashKvResponse>, Status> {
-        let hash = self.0.hash_kv(request.into_inner().revision).await?;
+        let revision = request.into_inner().revision;
+        let hash = self.0.hash_kv(revision, &metrics::HASH_REV).await?;
         Ok(Response::new(pb::HashKvResponse {
             header: Some(self.0.headers.at(hash.current_revision)),
             hash: hash.hash,
@@ -154,16 +150,7 @@ impl Maintenance for MaintenanceService {
         _request: Request<pb::SnapshotRequest>,
     ) -> Result<Response<Self::SnapshotStream>, Status> {
         let store = Arc::clone(&self.0.store);
-        let (pieces, stream) = mpsc::channel(SNAPSHOT_PIECES_MAX);
-        tokio::task::spawn_blocking(move || {
-            if let Err(error) = send_snapshot(&store, &pieces) {
-                tracing::error!(error = %error, "failed to make a snapshot");
-                // Whoever waits must not take a part for the whole.
-                let _ = pieces.blocking_send(Some(Err(Status::unknown(error.to_string()))));
-                crate::node::stop_if_damaged(&error);
-            }
-        });
-        Ok(Response::new(Box::pin(whole(stream))))
+        Ok(Response::new(Box::pin(snapshot::stream(store))))
     }
 
     async fn move_leader(
@@ -213,58 +200,20 @@ impl Maintenance for MaintenanceService {
 }
 
 impl Context {
-    async fn hash_kv(&self, revision: i64) -> Result<ballast_storage::mvcc::HashKv, Status> {
+    async fn hash_kv(
+        &self,
+        revision: i64,
+        timed: &Histogram,
+    ) -> Result<ballast_storage::mvcc::HashKv, Status> {
         let store = Arc::clone(&self.store);
-        tokio::task::spawn_blocking(move || store.hash_kv(revision))
+        let started = Clock::default().now();
+        let hash = tokio::task::spawn_blocking(move || store.hash_kv(revision))
             .await
             .map_err(|_| Error::Stopped)?
-            .map_err(status::from_read)
+            .map_err(status::from_read)?;
+        timed.observe((Clock::default().now() - started).as_secs_f64());
+        Ok(hash)
     }
-}
-
-type Piece = Result<pb::SnapshotResponse, Status>;
-
-/// The pieces up to the None that ends them. Without it their maker went away, as at a stop of the member, and the client must hear so.
-fn whole(pieces: mpsc::Receiver<Option<Piece>>) -> impl Stream<Item = Piece> {
-    futures::stream::unfold(Some(pieces), |pieces| async {
-        let mut pieces = pieces?;
-        match pieces.recv().await {
-            Some(piece) => piece.map(|piece| (piece, Some(pieces))),
-            None => Some((Err(Error::Stopped.into()), None)),
-        }
-    })
-}
-
-/// Makes the file piece by piece, as fast as it is read. The last piece is the hash.
-fn send_snapshot(store: &Store, pieces: &mpsc::Sender<Option<Piece>>) -> Result<(), StorageError> {
-    let mut snapshot = store.snapshot()?;
-    let total = snapshot.size();
-    tracing::info!(
-        total_bytes = total,
-        revision = snapshot.revision(),
-        "sending database snapshot to client"
-    );
-    let mut sent = 0;
-    while let Some(blob) = snapshot.next_chunk(SNAPSHOT_PIECE_BYTES)? {
-        sent += blob.len() as u64;
-        let piece = pb::SnapshotResponse {
-            header: None,
-            remaining_bytes: total.saturating_sub(sent),
-            blob,
-            version: CLUSTER_VERSION.to_owned(),
-        };
-        if pieces.blocking_send(Some(Ok(piece))).is_err() {
-            tracing::info!("the client of a snapshot went away");
-            return Ok(());
-        }
-    }
-    // A client that left has it all, or does not want it.
-    let _ = pieces.blocking_send(None);
-    tracing::info!(
-        total_bytes = total,
-        "successfully sent database snapshot to client"
-    );
-    Ok(())
 }
 
 /// An alarm as it reads in Status.errors.

@@ -8,6 +8,8 @@
 //! etcd: server/etcdserver/api/v3rpc.
 
 pub mod auth;
+pub mod budget;
+pub mod call;
 pub mod check;
 pub mod cluster;
 pub mod header;
@@ -17,12 +19,13 @@ pub mod limit;
 pub mod maintenance;
 pub mod mux;
 mod quota;
+mod snapshot;
 pub mod status;
 pub mod watch;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use ballast_api::error::Error;
 use ballast_api::etcdserverpb as pb;
@@ -35,9 +38,13 @@ use crate::apply::{Alarms, Answer, Applied};
 use crate::clock::Clock;
 use crate::cluster::Cluster;
 use crate::lease::Lessor;
-use crate::raft::RaftNode;
-use crate::raft::node::ProposeError;
+use crate::loggable;
+use crate::metrics::{self, Op, PROPOSALS_PENDING};
+use crate::raft::{ProposeError, RaftNode};
+use crate::spans;
 use crate::watch::Hub;
+use budget::Budget;
+use call::Stats;
 use header::Headers;
 use watch::WatchConfig;
 
@@ -49,6 +56,9 @@ pub struct Limits {
     /// None when the quota is switched off.
     pub quota_bytes: Option<u64>,
     pub lease_ttl_secs_min: i64,
+    /// `--warning-unary-request-duration` and `--warning-apply-duration`.
+    pub slow_request: Duration,
+    pub slow_apply: Duration,
 }
 
 /// What the services share.
@@ -63,6 +73,7 @@ pub struct Context {
     pub headers: Headers,
     pub ids: Arc<RequestIds>,
     pub limits: Limits,
+    pub budget: Budget,
     pub watch: WatchConfig,
     pub wide_reads: kv::WideReads,
 }
@@ -74,29 +85,71 @@ impl Context {
         mut request: pb::InternalRaftRequest,
     ) -> impl Future<Output = Result<(i64, Answer), Status>> + Send + '_ {
         request.header = Some(self.ids.header());
-        let fits = request.encoded_len() <= self.limits.request_bytes_max;
-        let proposing = fits.then(|| self.raft.propose(request));
-        self.answer(proposing)
+        let request_bytes = request.encoded_len();
+        self.answer(Arc::new(request), request_bytes)
     }
 
     async fn answer(
         &self,
-        proposing: Option<impl Future<Output = Result<Applied, ProposeError>>>,
+        request: Arc<pb::InternalRaftRequest>,
+        request_bytes: usize,
     ) -> Result<(i64, Answer), Status> {
-        let Some(proposing) = proposing else {
+        if request_bytes > self.limits.request_bytes_max {
             return Err(Error::RequestTooLarge.into());
-        };
-        crate::metrics::PROPOSALS_PENDING.inc();
-        let outcome = proposing.await;
-        crate::metrics::PROPOSALS_PENDING.dec();
+        }
+        let clock = Clock::default();
+        let started = clock.now();
+        let _span = call::child(|| spans::proposal(&request));
+        PROPOSALS_PENDING.inc();
+        let outcome = self.raft.propose(Arc::clone(&request)).await;
+        PROPOSALS_PENDING.dec();
+        let now = clock.now();
+        metrics::timed::requested(Op::of(&request), outcome.is_ok(), now - started);
+        call::with(|call| {
+            call.note(now, || proposal_stats(&request, request_bytes, &outcome));
+        });
         let Applied { revision, result } = outcome.map_err(|error| {
-            crate::metrics::PROPOSALS_FAILED.inc();
+            metrics::PROPOSALS_FAILED.inc();
             status::from_propose(error)
         })?;
         match result {
             Ok(answer) => Ok((revision, answer)),
             Err(error) => Err(status::from_apply(&error)),
         }
+    }
+
+    /// Notes a read that was answered: how long it took, and when it was slow what it asked and got.
+    fn note_read(
+        &self,
+        op: Op,
+        started: Instant,
+        success: bool,
+        describe: impl FnOnce() -> (Stats, &'static str),
+    ) {
+        let now = Clock::default().now();
+        let took = now - started;
+        metrics::timed::requested(op, success, took);
+        let slow_apply = took > self.limits.slow_apply;
+        let slow_request = call::with(|call| call.is_slow(now)).unwrap_or_default();
+        if !slow_apply && !slow_request {
+            return;
+        }
+        let (stats, prefix) = describe();
+        if slow_apply {
+            let response = format!(
+                "count:{} size:{}",
+                stats.response_count, stats.response_bytes
+            );
+            metrics::slow_apply(
+                now,
+                took,
+                self.limits.slow_apply,
+                prefix,
+                &stats.content,
+                &response,
+            );
+        }
+        call::with(|call| call.note(now, || stats));
     }
 }
 
@@ -137,8 +190,48 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
+/// What the log says of a slow proposal: etcd's counts and sizes.
+fn proposal_stats(
+    request: &pb::InternalRaftRequest,
+    request_bytes: usize,
+    outcome: &Result<Applied, ProposeError>,
+) -> Stats {
+    let answer = outcome
+        .as_ref()
+        .ok()
+        .and_then(|applied| applied.result.as_ref().ok());
+    let mut stats = Stats {
+        request_bytes: request_bytes as i64,
+        content: loggable::proposal(request),
+        ..Stats::default()
+    };
+    (
+        stats.request_count,
+        stats.response_count,
+        stats.response_bytes,
+    ) = match answer {
+        Some(Answer::Put(response)) => (1, 0, response.encoded_len() as i64),
+        Some(Answer::DeleteRange(response)) => (0, response.deleted, response.encoded_len() as i64),
+        Some(Answer::Txn(response)) => {
+            let count = request.txn.as_ref().map_or(0, |txn| {
+                if response.succeeded {
+                    txn.success.len()
+                } else {
+                    txn.failure.len()
+                }
+            });
+            (count as i64, 0, response.encoded_len() as i64)
+        }
+        _ => (-1, -1, -1),
+    };
+    stats
+}
+
 /// The log answered another command than was proposed: a bug, told rather than hidden.
 fn unexpected(answer: &Answer) -> Status {
-    tracing::error!(answer = ?answer, "the log gave the answer of another command");
+    tracing::error!(
+        answer = answer.kind(),
+        "the log gave the answer of another command"
+    );
     Status::internal("ballast: the log gave the answer of another command")
 }

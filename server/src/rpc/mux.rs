@@ -3,10 +3,11 @@
 //! A match on the path instead of a router: it is on the way of every request.
 
 use std::convert::Infallible;
-use std::future::Future;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
 
 use ballast_api::error::Error;
 use ballast_api::etcdserverpb::{
@@ -23,6 +24,7 @@ use tower::Service;
 
 use super::Context;
 use super::auth::AuthService;
+use super::call::{Call, Handling};
 use super::cluster::ClusterService;
 use super::kv::KvService;
 use super::lease::LeaseService;
@@ -41,6 +43,9 @@ pub const GRPC_OVERHEAD_BYTES: usize = 512 * 1024;
 
 type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
+/// The client at the other end; None for a socket file.
+pub type Remote = Option<SocketAddr>;
+
 /// Everything served on a client port. Cloned per connection.
 #[derive(Clone, Debug)]
 pub struct Mux {
@@ -55,6 +60,8 @@ pub struct Mux {
     http: Option<Arc<Http>>,
     leadership: watch::Receiver<RaftStatus>,
     message_bytes_max: usize,
+    slow_after: Duration,
+    remote: Remote,
 }
 
 impl Mux {
@@ -83,10 +90,18 @@ impl Mux {
             http,
             leadership: context.raft.changes(),
             message_bytes_max: context.limits.request_bytes_max + GRPC_OVERHEAD_BYTES,
+            slow_after: context.limits.slow_request,
+            remote: None,
         }
     }
 
-    fn answer(&mut self, request: Request<Incoming>) -> Answering {
+    /// The same for the connection of one client.
+    #[must_use]
+    pub fn of(self, remote: Remote) -> Self {
+        Self { remote, ..self }
+    }
+
+    fn answer(&mut self, request: Request<Incoming>) -> Handling {
         let grpc = request
             .headers()
             .get(CONTENT_TYPE)
@@ -95,18 +110,29 @@ impl Mux {
             let Some(http) = self.http.clone() else {
                 let mut refusal = Response::new(Body::default());
                 *refusal.status_mut() = http::StatusCode::UNSUPPORTED_MEDIA_TYPE;
-                return Box::pin(async { Ok(refusal) });
+                return Handling::new(Box::pin(async { Ok(refusal) }), None);
             };
-            return Box::pin(async move { Ok(http.answer(request).await) });
+            return Handling::new(
+                Box::pin(async move { Ok(http.answer(request).await) }),
+                None,
+            );
         }
-        let limit = self.message_bytes_max;
-        let request = request.map(|body| LimitedBody::new(body, limit));
         let path = request.uri().path();
         let Some((service, method)) = path.strip_prefix('/').and_then(|path| path.split_once('/'))
         else {
-            return unknown(format!("malformed method name: {path:?}"));
+            return Handling::new(unknown(format!("malformed method name: {path:?}")), None);
         };
-        metrics::count_request(service, method);
+        let method = metrics::grpc::method(service, method);
+        metrics::count_client(request.headers(), method);
+        let call = method
+            .map(|method| Call::begin(method, request.headers(), self.remote, self.slow_after));
+        let limit = self.message_bytes_max;
+        let request = request.map(|body| LimitedBody::new(body, limit, method));
+        Handling::new(self.serve(request), call)
+    }
+
+    fn serve(&mut self, request: Request<LimitedBody<Incoming>>) -> Answering {
+        let service = request.uri().path().split('/').nth(1).unwrap_or_default();
         let requires_leader = request
             .headers()
             .get(REQUIRE_LEADER)
@@ -130,13 +156,13 @@ impl Mux {
 impl Service<Request<Incoming>> for Mux {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Answering;
+    type Future = Handling;
 
     fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Incoming>) -> Answering {
+    fn call(&mut self, request: Request<Incoming>) -> Handling {
         self.answer(request)
     }
 }

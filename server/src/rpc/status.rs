@@ -45,6 +45,7 @@ pub fn from_read(error: ReadError) -> Status {
     match error {
         ReadError::Mvcc(error) => from_mvcc(error),
         ReadError::Storage(error) => crate::node::stop_on_damage(&error),
+        ReadError::TooLarge { .. } => Error::RequestTooManyRequests.into(),
     }
 }
 
@@ -52,5 +53,6 @@ pub fn from_failure(error: Failure) -> Status {
     match error {
         Failure::Refused(error) => from_apply(&error),
         Failure::Fatal(error) => crate::node::stop_on_damage(&error),
+        Failure::TooLarge { .. } => Error::RequestTooManyRequests.into(),
     }
 }

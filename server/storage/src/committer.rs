@@ -14,8 +14,8 @@
 //! etcd: server/storage/backend/batch_tx.go, which holds one open transaction of the engine instead.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ballast_api::mvccpb::KeyValue;
@@ -28,6 +28,7 @@ use crate::backend::{Batch, Engine};
 use crate::clock;
 use crate::error::StorageError;
 use crate::mvcc::revision::Revision;
+use crate::observer::{StoreObserver, Unobserved};
 use crate::schema::{Table, meta};
 
 /// Bytes that may wait before the apply path has to: several batches, so that it waits for a slow disk only.
@@ -92,6 +93,7 @@ pub struct Committer {
     allocated: AtomicU64,
     /// Held over each write of the engine: whoever takes it sees the engine between two batches.
     writing: Mutex<Option<Follow>>,
+    observer: OnceLock<Arc<dyn StoreObserver>>,
 }
 
 /// Keys written while a copy of the engine is being made (mvcc/defrag.rs).
@@ -144,11 +146,23 @@ impl Committer {
             progress: Condvar::new(),
             allocated: AtomicU64::new(allocated),
             writing: Mutex::new(None),
+            observer: OnceLock::new(),
         }
     }
 
     pub fn engine(&self) -> Arc<dyn Engine> {
         Arc::clone(&self.engine.read())
+    }
+
+    /// Only the first one counts.
+    pub fn set_observer(&self, observer: Arc<dyn StoreObserver>) {
+        let _ = self.observer.set(observer);
+    }
+
+    pub fn observer(&self) -> &dyn StoreObserver {
+        self.observer
+            .get()
+            .map_or(&Unobserved, |observer| observer.as_ref())
     }
 
     /// Bytes on disk as of the last write.
@@ -351,7 +365,9 @@ impl Committer {
 
     fn write(&self, follow: &mut Option<Follow>, batch: &Batch) -> Result<(), StorageError> {
         let engine = self.engine();
+        let started = clock::now();
         engine.write(batch)?;
+        self.observer().committed(started.elapsed());
         self.allocated
             .store(engine.size()?.allocated, Ordering::Relaxed);
         if let Some(follow) = follow {

@@ -66,4 +66,7 @@ pub enum ReadError {
     Mvcc(#[from] MvccError),
     #[error(transparent)]
     Storage(#[from] StorageError),
+    /// More than [`crate::mvcc::RangeOptions::bytes_max`].
+    #[error("the range holds {bytes} bytes")]
+    TooLarge { bytes: u64 },
 }

@@ -18,6 +18,7 @@ pub mod committer;
 pub mod dirs;
 pub mod error;
 pub mod mvcc;
+pub mod observer;
 pub mod schema;
 pub mod wal;
 

@@ -50,6 +50,11 @@ pub trait WalObserver: Send + Sync + std::fmt::Debug {
         sync();
     }
 
+    /// Runs `write`, which hands a group to the operating system.
+    fn around_write(&self, write: &mut dyn FnMut()) {
+        write();
+    }
+
     /// A group was written: so many entries, so many bytes.
     fn wrote(&self, _entries: usize, _bytes: usize) {}
 }

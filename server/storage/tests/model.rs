@@ -316,6 +316,7 @@ impl Run {
             limit,
             keys_only,
             count_only: false,
+            ..RangeOptions::default()
         };
         let result = self
             .store

@@ -63,7 +63,7 @@ async fn metrics_count_what_was_done() {
         "etcd_server_is_leader 1",
         "etcd_debugging_mvcc_current_revision 4",
         "etcd_server_quota_backend_bytes 2147483648",
-        r#"grpc_server_started_total{grpc_method="Put",grpc_service="etcdserverpb.KV"} 3"#,
+        r#"grpc_server_started_total{grpc_method="Put",grpc_service="etcdserverpb.KV",grpc_type="unary"} 3"#,
         r#"etcd_server_version{server_version="3.7.3"} 1"#,
     ] {
         assert!(

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ballast_api::etcdserverpb as pb;
+use futures::StreamExt;
 use tonic::Code;
 
 use crate::harness::{Server, eventually, get, put, refused};
@@ -183,4 +184,111 @@ async fn an_expired_lease_takes_its_keys_and_a_kept_one_does_not() {
     assert_eq!(left.leases, [pb::LeaseStatus { id: 2 }]);
     assert!(!keeping.is_finished(), "{:?}", keeping.await);
     keeping.abort();
+}
+
+async fn left(server: &Server, id: i64) -> i64 {
+    let request = pb::LeaseTimeToLiveRequest { id, keys: false };
+    let mut leases = server.leases().await;
+    let told = leases
+        .lease_time_to_live(request)
+        .await
+        .unwrap()
+        .into_inner();
+    told.ttl
+}
+
+/// etcd-io/etcd#9888, #13294.
+#[tokio::test]
+async fn a_restart_does_not_begin_a_long_lease_anew() {
+    let interval = "--lease-checkpoint-interval=1s";
+    let mut noted = Server::start_with(&[interval]);
+    let mut as_etcd = Server::start_with(&[interval, "--feature-gates=LeaseCheckpoint=false"]);
+    for server in [&noted, &as_etcd] {
+        let mut leases = server.leases().await;
+        leases.lease_grant(grant(60, 1)).await.unwrap();
+    }
+    for server in [&noted, &as_etcd] {
+        eventually("five seconds are gone", || async {
+            (left(server, 1).await <= 55).then_some(())
+        })
+        .await;
+    }
+    noted.kill_and_restart();
+    as_etcd.kill_and_restart();
+    // A new leader gives an election's time on top.
+    let after = left(&noted, 1).await;
+    assert!((40..=58).contains(&after), "{after}");
+    let after = left(&as_etcd, 1).await;
+    assert!(after >= 59, "{after}");
+
+    // A renewal takes back what was noted, on the disk too.
+    let mut answers = noted
+        .leases()
+        .await
+        .lease_keep_alive(futures::stream::iter([pb::LeaseKeepAliveRequest { id: 1 }]))
+        .await
+        .unwrap()
+        .into_inner();
+    let renewed = answers.message().await.unwrap().unwrap();
+    assert_eq!((renewed.id, renewed.ttl), (1, 60));
+    noted.kill_and_restart();
+    let after = left(&noted, 1).await;
+    assert!(after >= 58, "{after}");
+}
+
+#[tokio::test]
+async fn a_revocation_is_one_revision_and_deletes_in_order_of_keys() {
+    let server = Server::start();
+    let mut leases = server.leases().await;
+    let mut kv = server.kv().await;
+    leases.lease_grant(grant(600, 1)).await.unwrap();
+    for key in ["r/c", "r/a", "r/b"] {
+        let request = pb::PutRequest {
+            lease: 1,
+            ..put(key, "v")
+        };
+        kv.put(request).await.unwrap();
+    }
+    let told = leases
+        .lease_time_to_live(pb::LeaseTimeToLiveRequest { id: 1, keys: true })
+        .await
+        .unwrap()
+        .into_inner();
+    let mut keys = told.keys;
+    keys.sort();
+    assert_eq!(keys, ["r/a", "r/b", "r/c"]);
+    let revoked = leases
+        .lease_revoke(pb::LeaseRevokeRequest { id: 1 })
+        .await
+        .unwrap()
+        .into_inner();
+    let revision = revoked.header.unwrap().revision;
+    let create = pb::WatchCreateRequest {
+        key: "r/".into(),
+        range_end: "r0".into(),
+        start_revision: revision,
+        ..Default::default()
+    };
+    let request = pb::WatchRequest {
+        request_union: Some(pb::watch_request::RequestUnion::CreateRequest(create)),
+    };
+    let requests = futures::stream::iter([request]).chain(futures::stream::pending());
+    let mut events = pb::watch_client::WatchClient::new(server.channel().await)
+        .watch(requests)
+        .await
+        .unwrap()
+        .into_inner();
+    let seen = loop {
+        let answer = events.message().await.unwrap().unwrap();
+        if !answer.events.is_empty() {
+            break answer.events;
+        }
+    };
+    let seen: Vec<_> = seen
+        .into_iter()
+        .map(|event| event.kv.unwrap())
+        .map(|kv| (kv.key, kv.mod_revision))
+        .collect();
+    let expected = ["r/a", "r/b", "r/c"].map(|key| (bytes::Bytes::from(key), revision));
+    assert_eq!(seen, expected);
 }

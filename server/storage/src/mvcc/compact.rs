@@ -189,9 +189,13 @@ impl Shared {
     fn compact(&self, job: &CompactJob) -> Result<bool, StorageError> {
         let started = crate::clock::now();
         self.committer.wait_written(job.after)?;
+        let index_started = crate::clock::now();
         let Some(garbage) = self.compact_index(job.revision) else {
             return Ok(false);
         };
+        self.committer
+            .observer()
+            .index_compacted(index_started.elapsed());
         let Some((hash, deleted)) = self.compact_records(job, garbage)? else {
             return Ok(false);
         };
@@ -200,6 +204,9 @@ impl Shared {
             compact_revision: job.previous,
             hash,
         });
+        self.committer
+            .observer()
+            .compacted(started.elapsed(), deleted);
         tracing::info!(
             revision = job.revision,
             records = deleted,
@@ -279,6 +286,7 @@ impl Shared {
             let Some(step) = self.holds.step() else {
                 return Ok(None);
             };
+            let step_started = crate::clock::now();
             let mut batch = Batch::default();
             let mut bytes = 0;
             for pair in scan
@@ -313,6 +321,9 @@ impl Shared {
                 self.committer.write_now(&batch)?;
             }
             drop(step);
+            self.committer
+                .observer()
+                .compaction_stepped(step_started.elapsed());
             if last {
                 let finished = Bytes::copy_from_slice(&job.revision.to_be_bytes());
                 let key = Bytes::from(Table::Meta.key(meta::FINISHED_COMPACT));

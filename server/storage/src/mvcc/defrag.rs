@@ -64,7 +64,9 @@ impl Store {
         let old = *shared.database.lock();
         let next = old.next(shared.options.engine);
         let before = shared.sizes();
+        shared.committer.observer().defragmenting();
         let result = shared.rewrite(next);
+        shared.committer.observer().defragmented(started.elapsed());
         // Whatever happened, nobody follows any more.
         shared.committer.between_batches(|follow, _| *follow = None);
         let dir = &shared.options.dir;

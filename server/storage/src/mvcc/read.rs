@@ -42,6 +42,8 @@ pub struct RangeOptions {
     pub count_only: bool,
     /// Key, create, mod and version from the index, no lease and no value (etcd 3.7).
     pub keys_only: bool,
+    /// 0 = any; else nothing is read, and the answer is how large it would be, when the records are larger than this together.
+    pub bytes_max: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -338,6 +340,7 @@ pub(super) fn range(
     let mut found = Vec::new();
     let mut kvs = Vec::new();
     let mut all = true;
+    let mut bytes = 0;
     for_each(picture, &span, at, |key, record| {
         if found.len() + kvs.len() == limit {
             all = false;
@@ -353,9 +356,13 @@ pub(super) fn range(
             });
         } else {
             found.push(record.revision());
+            bytes += u64::from(record.bytes);
         }
         true
     });
+    if options.bytes_max > 0 && bytes > options.bytes_max {
+        return Err(ReadError::TooLarge { bytes }.into());
+    }
     let seen = (found.len() + kvs.len()) as i64;
     let count = if all {
         seen

@@ -34,6 +34,7 @@ use crate::mvcc::key_index::KeyIndex;
 use crate::mvcc::revision::Revision;
 use crate::mvcc::tree::Tree;
 use crate::mvcc::values::Values;
+use crate::observer::StoreObserver;
 use crate::schema::Table;
 
 pub use crate::mvcc::compact::Compaction;
@@ -197,6 +198,11 @@ impl Store {
             .filter(|(_, index)| index.lease() != 0)
             .map(|(key, index)| (Bytes::copy_from_slice(key), index.lease()))
             .collect()
+    }
+
+    /// Tells `observer` what happens from here on. Only the first one counts.
+    pub fn set_observer(&self, observer: Arc<dyn StoreObserver>) {
+        self.shared.committer.set_observer(observer);
     }
 
     /// The error that stopped the committer, if one did. The node must stop.

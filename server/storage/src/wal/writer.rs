@@ -231,10 +231,11 @@ impl Writer {
 
     fn write(&mut self, encoder: &Encoder) -> Result<(), StorageError> {
         let segment = &self.tail.segment;
-        segment
-            .file
-            .write_all_at(&encoder.out, self.tail.offset)
-            .map_err(|error| StorageError::io("write", &segment.path, error))?;
+        let mut result = Ok(());
+        self.shared.options.observer.around_write(&mut || {
+            result = segment.file.write_all_at(&encoder.out, self.tail.offset);
+        });
+        result.map_err(|error| StorageError::io("write", &segment.path, error))?;
         self.tail.offset += encoder.out.len() as u64;
         self.tail.crc = encoder.crc;
         Ok(())
