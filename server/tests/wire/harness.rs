@@ -84,10 +84,6 @@ impl Server {
         self.dir.path().join("data")
     }
 
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     /// Ends it with SIGTERM and waits.
     pub(crate) fn stop(&mut self) -> ExitStatus {
         rustix::process::kill_process(self.pid(), rustix::process::Signal::TERM).unwrap();

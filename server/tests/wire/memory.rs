@@ -11,7 +11,8 @@ const BUDGET: &str = "--response-memory-bytes=67108864";
 
 /// The most the process ever had resident, in MiB.
 fn peak_mib(server: &Server) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let status =
+        std::fs::read_to_string(format!("/proc/{}/status", server.pid().as_raw_nonzero())).unwrap();
     let line = status
         .lines()
         .find(|line| line.starts_with("VmHWM:"))
