@@ -2,6 +2,7 @@
 //!
 //! etcd: server/etcdserver/api/etcdhttp, and the access controller in server/embed/serve.go.
 
+use std::convert::Infallible;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;

@@ -61,7 +61,9 @@ pub fn read(
         bytes += response.kvs.iter().map(record_bytes).sum::<u64>();
         responses.push(response);
     }
-    count(request.compare.len(), responses.len(), responses.len());
+    // A comparison is a range of the same transaction.
+    let ranges = request.compare.len() + responses.len();
+    count(ranges, ranges);
     Ok(pb::TxnResponse {
         header: Some(super::header_at(view.revision())),
         succeeded: path.succeeded,
@@ -109,17 +111,16 @@ pub fn apply(
         .iter()
         .filter(|op| matches!(op.request, Some(Request::RequestRange(_))));
     count(
-        request.compare.len(),
-        ranges.count(),
+        request.compare.len() + ranges.count(),
         path.ops(request).len(),
     );
     Ok(response)
 }
 
-/// As etcd counts: one operation alone is no transaction, and a comparison is a range.
-fn count(compares: usize, ranges: usize, ops: usize) {
-    crate::metrics::RANGES.inc_by((compares + ranges) as u64);
-    if compares + ops > 1 {
+/// As etcd counts: one operation alone is no transaction.
+fn count(ranges: usize, ops: usize) {
+    crate::metrics::RANGES.inc_by(ranges as u64);
+    if ops > 1 {
         crate::metrics::TXNS.inc();
     }
 }
