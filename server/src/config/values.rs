@@ -510,7 +510,7 @@ mod tests {
         match flag.form {
             Form::Text => ("some".to_owned(), None),
             Form::Bool => ((flag.default != "true").to_string(), Some("perhaps")),
-            Form::Uint => ("7".to_owned(), Some("-7")),
+            Form::Uint | Form::AutoUint => ("7".to_owned(), Some("-7")),
             Form::Uint32 => ("7".to_owned(), Some("4294967296")),
             Form::Int => ("7".to_owned(), Some("7.5")),
             Form::Duration => ("7s".to_owned(), Some("7")),

@@ -243,27 +243,7 @@ fn major_minor(version: &str) -> Option<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use futures::StreamExt as _;
-
     use super::*;
-
-    #[tokio::test]
-    async fn a_snapshot_whose_maker_goes_away_ends_with_an_error() {
-        for ended in [true, false] {
-            let (pieces, stream) = mpsc::channel(4);
-            pieces
-                .send(Some(Ok(pb::SnapshotResponse::default())))
-                .await
-                .unwrap();
-            if ended {
-                pieces.send(None).await.unwrap();
-            }
-            drop(pieces);
-            let heard: Vec<Piece> = whole(stream).collect().await;
-            let complete = heard.iter().all(Result::is_ok);
-            assert_eq!((heard.len(), complete), (if ended { 1 } else { 2 }, ended));
-        }
-    }
 
     #[test]
     fn downgrade_is_one_minor_version_down() {

@@ -50,8 +50,15 @@ fn stream_with_patience(
         // Nobody hears it when the client is gone.
         let _ = ended.send(send_snapshot(&store, stall_max, send));
     });
-    // Whoever waits must not take a part for the whole: the failure comes after the pieces that were sent. Without a word of how it
-    // ended their maker went away, as at a stop of the member.
+    whole(stream, end)
+}
+
+/// Whoever waits must not take a part for the whole: the failure comes after the pieces that were sent. Without a word of how it
+/// ended their maker went away, as at a stop of the member.
+fn whole(
+    pieces: mpsc::Receiver<pb::SnapshotResponse>,
+    end: oneshot::Receiver<Result<(), Status>>,
+) -> impl Stream<Item = Piece> + Send + use<> {
     let failure = futures::stream::once(end).filter_map(|end| {
         std::future::ready(match end {
             Ok(Ok(())) => None,
@@ -59,7 +66,7 @@ fn stream_with_patience(
             Err(_) => Some(Err(Error::Stopped.into())),
         })
     });
-    ReceiverStream::new(stream).map(Ok).chain(failure)
+    ReceiverStream::new(pieces).map(Ok).chain(failure)
 }
 
 /// Why a piece did not go.
@@ -150,6 +157,24 @@ mod tests {
         }
         store.flush().unwrap();
         store
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_whose_maker_goes_away_ends_with_an_error() {
+        for ended in [true, false] {
+            let (pieces, stream) = mpsc::channel(4);
+            let (end, ending) = oneshot::channel();
+            pieces.send(pb::SnapshotResponse::default()).await.unwrap();
+            if ended {
+                end.send(Ok(())).unwrap();
+            } else {
+                drop(end);
+            }
+            drop(pieces);
+            let heard: Vec<Piece> = whole(stream, ending).collect().await;
+            let complete = heard.iter().all(Result::is_ok);
+            assert_eq!((heard.len(), complete), (if ended { 1 } else { 2 }, ended));
+        }
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
