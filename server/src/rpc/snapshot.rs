@@ -84,6 +84,7 @@ fn send_snapshot(
 ) -> Result<(), Status> {
     let failed = |error: StorageError| {
         tracing::error!(error = %error, "failed to make a snapshot");
+        crate::node::stop_if_damaged(&error);
         Status::unknown(error.to_string())
     };
     let started = Clock::default().now();
