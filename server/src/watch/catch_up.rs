@@ -72,7 +72,7 @@ impl Hub {
                 crate::node::stop_if_damaged(&error);
                 return false;
             }
-            Err(ReadError::Mvcc(error)) => {
+            Err(error @ (ReadError::Mvcc(_) | ReadError::TooLarge { .. })) => {
                 tracing::error!(%error, from, "cannot read history for watchers");
                 return false;
             }
