@@ -191,7 +191,7 @@ fn find(kind: Kind, dir: &Path, expected: &Contents) -> Found {
             says_what(&error, dir);
             Found::LaterOn
         }
-        Err(ReadError::Mvcc(error)) => panic!("damage is no answer: {error}"),
+        Err(error) => panic!("damage is no answer: {error}"),
     }
 }
 
@@ -265,7 +265,7 @@ fn a_bit_that_flips_under_an_open_store_is_never_given_to_anybody(kind: Kind) {
                 says_what(&error, dir.path());
                 later += 1;
             }
-            Err(ReadError::Mvcc(error)) => panic!("damage is no answer: {error}"),
+            Err(error) => panic!("damage is no answer: {error}"),
         }
     }
     eprintln!("{kind}: {later} of {} noticed", FLIPS / 8);
