@@ -59,6 +59,8 @@ build: packages
 check: packages ## format, lints, unit and integration tests: minutes
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	# The suites are no part of "all targets": a plain `cargo test` leaves them out. Here none may rot unseen.
+	cargo clippy --workspace --test '*' --locked -- -D warnings
 	./.ci/deny
 	./.ci/layers
 	cargo test --workspace --locked --no-fail-fast

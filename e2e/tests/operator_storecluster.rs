@@ -277,7 +277,7 @@ async fn the_rule_shrinks_an_emptied_store(world: &World) -> Result<()> {
 }
 
 async fn a_lowered_quota_shows_as_no_space(world: &World) -> Result<()> {
-    let mut kv = KvClient::new(world.connect("life").await?);
+    let kv = KvClient::new(world.connect("life").await?);
     fill(&kv, "live", 80).await?;
     world.patch(json!({ "quota": "4Mi" })).await?;
     let what = "the store runs with the lower quota";

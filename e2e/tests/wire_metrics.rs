@@ -38,7 +38,7 @@ fn families(text: &str) -> BTreeMap<String, Family> {
         if let Some(rest) = line.strip_prefix("# TYPE ") {
             if let Some((name, kind)) = rest.split_once(' ') {
                 name.clone_into(&mut current);
-                families.entry(current.clone()).or_default().kind = kind.to_owned();
+                kind.clone_into(&mut families.entry(current.clone()).or_default().kind);
             }
             continue;
         }
@@ -157,7 +157,7 @@ async fn compare() -> Result<()> {
             None if excused => {}
             None => complaints.push(format!("{name}: missing")),
             Some(_) if excused => {
-                complaints.push(format!("{name}: is there, and listed as missing"))
+                complaints.push(format!("{name}: is there, and listed as missing"));
             }
             Some(own) if own != family => {
                 complaints.push(format!("{name}: etcd has {family:?}, here is {own:?}"));
