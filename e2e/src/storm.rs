@@ -212,6 +212,20 @@ impl Default for Witness {
 }
 
 impl Witness {
+    /// What all rounds came to, with what `counts` saw beside the writes.
+    pub fn told(&self, counts: &Counts) -> String {
+        format!(
+            "{} writes sent, {} acknowledged, {} revisions, {} compactions, {} defragmentations, {} snapshots, {} hashes compared",
+            self.sent,
+            self.acknowledged,
+            self.checked,
+            counts.compactions.load(Ordering::Relaxed),
+            counts.defragmentations.load(Ordering::Relaxed),
+            counts.snapshots.load(Ordering::Relaxed),
+            self.hashes,
+        )
+    }
+
     /// Holds what the store says now against what it said before and what was sent since.
     pub async fn check(&mut self, client: &Client, attempts: &[Attempt]) -> Result<()> {
         self.same_hash(client).await?;

@@ -230,22 +230,21 @@ async fn outcome(
     }
 }
 
+/// A copy of the data of a server that does not run, to begin each try from.
+fn sound_copy(server: &StoreServer) -> Result<PathBuf> {
+    let sound = server.folder().join("sound");
+    let data = server.data_dir();
+    run("cp", &["-a", "--sparse=always", text(&data), text(&sound)])?;
+    Ok(sound)
+}
+
 async fn database_flips(flags: &[&str], count: usize) -> Result<()> {
     let mut server = StoreServer::start(&Program::under_test()?, flags).await?;
     fill(&server.client()?).await?;
     let expected = read(&server.client()?).await?;
     ensure!(expected.leases.len() == 20 && expected.now.len() > 200);
     server.stop().await?;
-    let sound = server.folder().join("sound");
-    run(
-        "cp",
-        &[
-            "-a",
-            "--sparse=always",
-            text(&server.data_dir()),
-            text(&sound),
-        ],
-    )?;
+    let sound = sound_copy(&server)?;
     let mut seen = Vec::new();
     for number in 0..count {
         std::fs::remove_dir_all(server.data_dir())?;
@@ -326,16 +325,7 @@ async fn a_flipped_bit_in_the_log_is_named_and_never_served() -> Result<()> {
     let expected = read(&server.client()?).await?;
     // Killed, so that the log counts; what was acknowledged last is behind a mark that says so.
     server.kill()?;
-    let sound = server.folder().join("sound");
-    run(
-        "cp",
-        &[
-            "-a",
-            "--sparse=always",
-            text(&server.data_dir()),
-            text(&sound),
-        ],
-    )?;
+    let sound = sound_copy(&server)?;
     let (mut refused, mut cut) = (0, 0);
     for _ in 0..rounds(6, 200) {
         std::fs::remove_dir_all(server.data_dir())?;

@@ -2,7 +2,6 @@
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use anyhow::{Context as _, Result, ensure};
 use ballast_e2e::store_server::{Program, StoreServer};
@@ -41,14 +40,8 @@ async fn kills(engine: &str, rounds: usize) -> Result<()> {
         .await
         .context("after a clean stop")?;
     say(&format!(
-        "{engine}: {rounds} kills, {} writes sent, {acknowledged} acknowledged, {} revisions, {} compactions, {} defragmentations, {} snapshots, \
-         {} hashes compared",
-        witness.sent,
-        witness.checked,
-        counts.compactions.load(Ordering::Relaxed),
-        counts.defragmentations.load(Ordering::Relaxed),
-        counts.snapshots.load(Ordering::Relaxed),
-        witness.hashes,
+        "{engine}: {rounds} kills, {}",
+        witness.told(&counts)
     ));
     Ok(())
 }

@@ -2,7 +2,6 @@
 //! made durable are gone. Nothing acknowledged is lost, no transaction is torn, and it always opens.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -77,14 +76,8 @@ async fn cuts(plan: Plan) -> Result<()> {
         .await
         .context("after a clean stop")?;
     say(&format!(
-        "{engine}, names {names:?}: {rounds} power cuts, {} writes sent, {acknowledged} acknowledged, {} revisions, {} compactions, \
-         {} defragmentations, {} snapshots, {} hashes compared",
-        witness.sent,
-        witness.checked,
-        counts.compactions.load(Ordering::Relaxed),
-        counts.defragmentations.load(Ordering::Relaxed),
-        counts.snapshots.load(Ordering::Relaxed),
-        witness.hashes,
+        "{engine}, names {names:?}: {rounds} power cuts, {}",
+        witness.told(&counts)
     ));
     Ok(())
 }

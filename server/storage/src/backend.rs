@@ -39,6 +39,18 @@ impl Batch {
     }
 }
 
+/// A batch from text keys.
+#[cfg(test)]
+fn batch(ops: &[(&str, Option<&[u8]>)]) -> Batch {
+    let own = |bytes: &[u8]| Bytes::copy_from_slice(bytes);
+    Batch {
+        ops: ops
+            .iter()
+            .map(|(key, value)| (own(key.as_bytes()), value.map(own)))
+            .collect(),
+    }
+}
+
 /// Bytes on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineSize {

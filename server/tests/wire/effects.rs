@@ -244,23 +244,12 @@ async fn compaction_goes_in_steps_of_the_size_and_with_the_pauses_asked_for() {
 #[tokio::test]
 async fn two_servers_share_a_port_when_both_ask_for_it() {
     let port = free_port();
-    let url = format!("http://127.0.0.1:{port}");
     let dir = tempfile::tempdir().unwrap();
     let command = |name: &str, flags: &[&str]| {
-        let mut command = ballast();
+        let mut command = ballast_at(port);
         command
             .args(["--name", name, "--data-dir"])
             .arg(dir.path().join(name))
-            .args([
-                "--listen-client-urls",
-                &url,
-                "--advertise-client-urls",
-                &url,
-            ])
-            .arg(format!(
-                "--listen-peer-urls=http://127.0.0.1:{}",
-                free_port()
-            ))
             .args(flags);
         command
     };
@@ -282,12 +271,11 @@ async fn serves(port: u16) {
     .await;
 }
 
-fn to_file(dir: &Path, port: u16, outputs: &str) -> Command {
+/// The program, listening to clients on `port`.
+fn ballast_at(port: u16) -> Command {
     let url = format!("http://127.0.0.1:{port}");
     let mut command = ballast();
     command
-        .arg("--data-dir")
-        .arg(dir.join("data"))
         .args([
             "--listen-client-urls",
             &url,
@@ -297,7 +285,15 @@ fn to_file(dir: &Path, port: u16, outputs: &str) -> Command {
         .arg(format!(
             "--listen-peer-urls=http://127.0.0.1:{}",
             free_port()
-        ))
+        ));
+    command
+}
+
+fn to_file(dir: &Path, port: u16, outputs: &str) -> Command {
+    let mut command = ballast_at(port);
+    command
+        .arg("--data-dir")
+        .arg(dir.join("data"))
         .args(["--log-outputs", outputs])
         .stderr(std::process::Stdio::null());
     command

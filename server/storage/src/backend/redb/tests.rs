@@ -3,18 +3,9 @@
 use std::fs;
 
 use super::*;
+use crate::backend::batch;
 
 const CACHE: u64 = 1 << 20;
-
-fn batch(ops: &[(&str, Option<&[u8]>)]) -> Batch {
-    let own = |bytes: &[u8]| Bytes::copy_from_slice(bytes);
-    Batch {
-        ops: ops
-            .iter()
-            .map(|(key, value)| (own(key.as_bytes()), value.map(own)))
-            .collect(),
-    }
-}
 
 fn summed(engine: &Redb) -> Tally {
     let mut tally = Tally::default();

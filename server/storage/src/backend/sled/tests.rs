@@ -1,18 +1,9 @@
 //! sled as the engine, on its own: what the suite for all engines (tests/) does not see.
 
 use super::*;
+use crate::backend::batch;
 
 const CACHE: u64 = 1 << 20;
-
-fn batch(ops: &[(&str, Option<&[u8]>)]) -> Batch {
-    let own = |bytes: &[u8]| Bytes::copy_from_slice(bytes);
-    Batch {
-        ops: ops
-            .iter()
-            .map(|(key, value)| (own(key.as_bytes()), value.map(own)))
-            .collect(),
-    }
-}
 
 fn open(dir: &Path) -> Sled {
     Sled::open(&dir.join("x.sled"), CACHE).unwrap()
