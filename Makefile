@@ -97,7 +97,7 @@ LATENCY_TABLE ?= --write docs/latency.md
 # The client takes part in what is measured on the same cores: it is optimised too.
 MEASURE = BALLAST_BIN=$(CARGO_TARGET_DIR)/dist/ballast $(CARGO_TARGET_DIR)/release/ballast-e2e
 
-.PHONY: bench latency build-measure diff planted
+.PHONY: bench latency build-measure diff nemesis planted
 build-measure: packages
 	cargo build --profile dist --locked -p ballast-server
 	cargo build --release --locked -p ballast-e2e
@@ -110,6 +110,12 @@ latency: build-measure ## what requests notice of compaction and defragmentation
 
 diff: build ## the same random scripts on etcd and on Ballast, SEEDS of them with OPS operations each
 	$(E2E) diff --seeds $(SEEDS) --ops $(OPS) $(if $(ENGINE),--engine $(ENGINE))
+
+MINUTES ?= 10
+# Another build of the server, to upgrade to and back.
+OTHER ?=
+nemesis: build ## faults on three members under load, MINUTES of them; the report goes into docs/failure-modes.md
+	$(E2E) nemesis --minutes $(MINUTES) $(if $(OTHER),--other $(OTHER)) --report docs/failure-modes.md
 
 planted: build ## plant the bugs of e2e/planted, one at a time; the result is written to docs/planted.md
 	$(E2E) planted --report docs/planted.md

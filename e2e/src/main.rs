@@ -9,7 +9,7 @@ use ballast_e2e::control_plane::StoreKind;
 use ballast_e2e::progress::Progress;
 use ballast_e2e::up::{self, UpOptions};
 use ballast_e2e::{addons, forward, node_init, packages, paths, provisioner, suites, tools};
-use ballast_e2e::{bench, diff, latency, lossy, peers, planted};
+use ballast_e2e::{bench, diff, latency, lossy, nemesis, peers, planted};
 use clap::{Parser, Subcommand};
 
 /// A real Kubernetes on a store under test, on one machine.
@@ -55,6 +55,8 @@ enum Command {
     Diff(diff::Args),
     /// Plant the bugs of `e2e/planted`, one at a time, and see who finds them.
     Planted(planted::Args),
+    /// Faults on a cluster under load, and judges of what its clients saw.
+    Nemesis(nemesis::Args),
     /// Measure the server under test against real etcd.
     Bench(bench::Args),
     /// Measure what requests notice of compaction and defragmentation.
@@ -125,6 +127,7 @@ fn run(command: Command) -> Result<()> {
         Command::Peers(arguments) => peers::run(&arguments),
         Command::Diff(arguments) => tokio::runtime::Runtime::new()?.block_on(diff::run(&arguments)),
         Command::Planted(arguments) => planted::run(&arguments),
+        Command::Nemesis(arguments) => nemesis::run(&arguments),
         Command::Bench(arguments) => {
             tokio::runtime::Runtime::new()?.block_on(bench::run(&arguments))
         }

@@ -1,8 +1,9 @@
 //! Network namespaces by name, as `ip netns` keeps them, and work done inside one.
 
 use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::fd::AsFd as _;
@@ -50,6 +51,16 @@ impl NetworkNamespace {
         })?
     }
 
+    /// Makes the namespace with nothing in it but loopback.
+    pub fn add(&self) -> Result<()> {
+        run("ip", &["netns", "add", &self.name])?;
+        self.ip(&["link", "set", "lo", "up"])
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Deletes the name; the namespace goes when its last process has.
     pub fn delete(&self) -> Result<()> {
         if self.exists() {
@@ -58,10 +69,38 @@ impl NetworkNamespace {
         Ok(())
     }
 
-    fn ip(&self, arguments: &[&str]) -> Result<()> {
+    /// `ip` on the devices inside.
+    pub fn ip(&self, arguments: &[&str]) -> Result<()> {
         let mut all = vec!["-n", &self.name];
         all.extend(arguments);
         run("ip", &all)
+    }
+
+    /// `tc` on the devices inside.
+    pub fn tc(&self, arguments: &[&str]) -> Result<()> {
+        let mut all = vec!["-n", &self.name];
+        all.extend(arguments);
+        run("tc", &all)
+    }
+
+    /// A whole file of nftables rules, taken at once.
+    pub fn nft(&self, rules: &str) -> Result<()> {
+        self.inside(|| {
+            let mut child = Command::new("nft")
+                .args(["-f", "-"])
+                .stdin(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .context("nft")?;
+            let mut input = child.stdin.take().expect("it is piped");
+            input.write_all(rules.as_bytes())?;
+            drop(input);
+            let output = child.wait_with_output()?;
+            if !output.status.success() {
+                bail!("nft: {}", String::from_utf8_lossy(&output.stderr));
+            }
+            Ok(())
+        })?
     }
 
     /// Runs blocking work on a thread that has entered the namespace. Sockets made there belong to

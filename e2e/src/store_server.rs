@@ -21,6 +21,7 @@ use rand::Rng as _;
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 
+use crate::netns::NetworkNamespace;
 use crate::{paths, tools, wait};
 
 /// A member must answer within this after its start, whatever else the machine does.
@@ -63,6 +64,44 @@ impl Program {
     }
 }
 
+/// Where a member is, and with whom it begins.
+#[derive(Clone, Debug)]
+pub struct Place {
+    pub name: String,
+    /// `host:port` for clients and for peers.
+    pub client: String,
+    pub peer: String,
+    /// Where its sockets are; none is where the test runs.
+    pub namespace: Option<NetworkNamespace>,
+    /// `name=url,...`; the member alone when there is none.
+    pub initial_cluster: Option<String>,
+    /// It joins members that run already.
+    pub joins: bool,
+}
+
+impl Place {
+    /// Alone on free ports of loopback.
+    pub fn on_loopback(name: &str) -> Result<Self> {
+        Ok(Self {
+            name: name.to_owned(),
+            client: format!("127.0.0.1:{}", free_port()?),
+            peer: format!("127.0.0.1:{}", free_port()?),
+            namespace: None,
+            initial_cluster: None,
+            joins: false,
+        })
+    }
+
+    pub fn peer_url(&self) -> String {
+        format!("http://{}", self.peer)
+    }
+
+    /// As `--initial-cluster` names it.
+    pub fn initial(&self) -> String {
+        format!("{}={}", self.name, self.peer_url())
+    }
+}
+
 /// One member.
 pub struct StoreServer {
     program: Program,
@@ -70,8 +109,7 @@ pub struct StoreServer {
     environment: Vec<(String, String)>,
     folder: TempDir,
     data_dir: PathBuf,
-    client_port: u16,
-    peer_port: u16,
+    place: Place,
     child: Option<Child>,
 }
 
@@ -85,6 +123,11 @@ impl StoreServer {
 
     /// Ports and directories of a member, nothing running yet: for one whose data directory is filled first.
     pub fn prepare(program: &Program, flags: &[&str]) -> Result<Self> {
+        Self::prepare_at(program, flags, Place::on_loopback("default")?)
+    }
+
+    /// The same at a place somebody else chose.
+    pub fn prepare_at(program: &Program, flags: &[&str], place: Place) -> Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("ballast-store-")
             .tempdir()?;
@@ -94,8 +137,7 @@ impl StoreServer {
             environment: Vec::new(),
             data_dir: folder.path().join("data"),
             folder,
-            client_port: free_port()?,
-            peer_port: free_port()?,
+            place,
             child: None,
         })
     }
@@ -103,6 +145,20 @@ impl StoreServer {
     /// Elsewhere than in the server's own folder, from the next start on.
     pub fn set_data_dir(&mut self, data_dir: PathBuf) {
         self.data_dir = data_dir;
+    }
+
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// For the next start.
+    pub fn set_place(&mut self, place: Place) {
+        self.place = place;
+    }
+
+    /// Another build from the next start on.
+    pub fn set_program(&mut self, program: &Program) {
+        self.program = program.clone();
     }
 
     /// For the next start.
@@ -132,21 +188,29 @@ impl StoreServer {
             .open(self.log_path())?;
         let client = format!("http://{}", self.endpoint());
         let peer = self.peer_url();
-        let child = Command::new(&self.program.path)
-            .arg("--name=default")
+        let state = if self.place.joins { "existing" } else { "new" };
+        let initial = &self.place.initial_cluster;
+        let initial = initial.clone().unwrap_or_else(|| self.place.initial());
+        let mut command = Command::new(&self.program.path);
+        command
+            .arg(format!("--name={}", self.place.name))
             .arg(format!("--data-dir={}", self.data_dir().display()))
             .arg(format!("--listen-client-urls={client}"))
             .arg(format!("--advertise-client-urls={client}"))
             .arg(format!("--listen-peer-urls={peer}"))
             .arg(format!("--initial-advertise-peer-urls={peer}"))
-            .arg(format!("--initial-cluster=default={peer}"))
+            .arg(format!("--initial-cluster={initial}"))
+            .arg(format!("--initial-cluster-state={state}"))
             .args(&self.flags)
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("start {}", self.program.path.display()))?;
+            .stderr(log);
+        let child = match &self.place.namespace {
+            Some(namespace) => namespace.inside(|| command.spawn())?,
+            None => command.spawn(),
+        };
+        let child = child.with_context(|| format!("start {}", self.program.path.display()))?;
         self.child = Some(child);
         Ok(())
     }
@@ -196,11 +260,11 @@ impl StoreServer {
 
     /// `host:port`, as etcdctl takes it.
     pub fn endpoint(&self) -> String {
-        format!("127.0.0.1:{}", self.client_port)
+        self.place.client.clone()
     }
 
     pub fn peer_url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.peer_port)
+        self.place.peer_url()
     }
 
     pub fn program(&self) -> &Program {
@@ -225,7 +289,7 @@ impl StoreServer {
         String::from_utf8_lossy(&std::fs::read(self.log_path()).unwrap_or_default()).into_owned()
     }
 
-    fn log_tail(&self) -> String {
+    pub fn log_tail(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(20)..].join("\n")
@@ -252,6 +316,12 @@ impl StoreServer {
             Some(child) => Ok(child.try_wait()?.is_none()),
             None => Ok(false),
         }
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) -> Result<()> {
+        let child = self.child.as_ref().context("the server does not run")?;
+        let pid = rustix::process::Pid::from_child(child);
+        Ok(rustix::process::kill_process(pid, signal)?)
     }
 
     /// SIGKILL, as a crash of the process.

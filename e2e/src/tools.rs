@@ -44,7 +44,7 @@ const fn program(name: &'static str, package: &'static str) -> Program {
 }
 
 /// All modules, in the order in which they are built: what others wait for comes first.
-pub const MODULES: [Module; 7] = [
+pub const MODULES: [Module; 8] = [
     Module {
         name: "pods",
         programs: &[program("pods", ".")],
@@ -89,6 +89,10 @@ pub const MODULES: [Module; 7] = [
     Module {
         name: "boltcheck",
         programs: &[program("boltcheck", ".")],
+    },
+    Module {
+        name: "linearize",
+        programs: &[program("linearize", ".")],
     },
     Module {
         name: "benchmark",

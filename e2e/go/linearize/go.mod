@@ -1,0 +1,5 @@
+module ballast.dev/e2e/linearize
+
+go 1.26
+
+require github.com/anishathalye/porcupine v1.3.1
