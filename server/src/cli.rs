@@ -4,6 +4,7 @@
 //!
 //! etcd: server/etcdmain, etcdutl.
 
+mod check;
 mod defrag;
 mod snapshot;
 mod wal;
@@ -31,6 +32,7 @@ pub fn run(args: &[String]) -> ExitCode {
             print(&version());
             ExitCode::SUCCESS
         }
+        Some("check") => check::run(&args[1..]),
         Some("defrag") => defrag::run(&args[1..]),
         Some("snapshot") => snapshot::run(&args[1..]),
         Some("wal") => wal::run(&args[1..]),
@@ -175,7 +177,7 @@ fn version() -> String {
 
 fn usage() -> String {
     let mut text = String::from(
-        "Usage:\n\n  ballast [flags]\n    Start a server. Each flag is also read from ETCD_<FLAG>.\n\n  ballast --version\n  ballast --config-file FILE\n    A YAML or JSON file with the flags' names; other flags and the environment are ignored.\n\n  ballast snapshot save|status|restore FILE [flags]\n    Snapshots in etcd's format; -h after it tells more.\n\n  ballast defrag --data-dir DIR\n    Rewrites the database of a member that does not run.\n\n  ballast wal dump DIR\n    The log, one JSON line per entry.\n\nFlags:\n",
+        "Usage:\n\n  ballast [flags]\n    Start a server. Each flag is also read from ETCD_<FLAG>.\n\n  ballast --version\n  ballast --config-file FILE\n    A YAML or JSON file with the flags' names; other flags and the environment are ignored.\n\n  ballast snapshot save|status|verify|restore FILE [flags]\n    Snapshots in etcd's format; -h after it tells more.\n\n  ballast check DIR\n    Looks the data of a member that does not run through; changes nothing.\n\n  ballast defrag --data-dir DIR\n    Rewrites the database of a member that does not run.\n\n  ballast wal dump DIR\n    The log, one JSON line per entry.\n\nFlags:\n",
     );
     for flag in flags::FLAGS {
         let note = match flag.effect {
@@ -187,6 +189,17 @@ fn usage() -> String {
         let _ = writeln!(text, "  --{} '{}'{note}", flag.name, flag.default);
     }
     text
+}
+
+/// Parses what follows the command's name, or prints why not, or the help that was asked for.
+fn parse<A: clap::Parser>(command: &'static str, args: &[String]) -> Result<A, ExitCode> {
+    let words = std::iter::once(command).chain(args.iter().map(String::as_str));
+    A::try_parse_from(words).map_err(|error| {
+        // Nothing can be done about a closed terminal.
+        let _ = error.print();
+        // A wrong flag ends as a wrong flag of the server does.
+        ExitCode::from(if error.use_stderr() { 2 } else { 0 })
+    })
 }
 
 #[expect(clippy::print_stdout, reason = "what a person asked to see")]

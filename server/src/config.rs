@@ -4,6 +4,7 @@
 //!
 //! etcd: server/embed/config.go.
 
+pub mod auto_defrag;
 pub mod flags;
 pub mod memory;
 pub mod urls;
@@ -21,6 +22,7 @@ use crate::logging::{self, LogFormat, Rotation, Target};
 use crate::rpc::mux::GRPC_OVERHEAD_BYTES;
 use crate::rpc::watch::WatchConfig;
 use crate::spans::{SAMPLING_RATE_MAX, Tracing};
+pub use auto_defrag::AutoDefrag;
 use urls::{Scheme, Url};
 pub use values::{Asked, Stop, Values};
 
@@ -81,6 +83,10 @@ pub struct Config {
 
     /// None when the quota is switched off.
     pub quota_bytes: Option<u64>,
+    /// As given, or the default: what Status and metrics tell, a negative one included.
+    pub quota_told: i64,
+    /// None leaves it to others.
+    pub auto_defrag: Option<AutoDefrag>,
     pub batch_interval: Duration,
     pub batch_limit: usize,
     pub compaction_batch_limit: usize,
@@ -235,6 +241,11 @@ impl Config {
                 megabytes => Some(megabytes.saturating_mul(1024 * 1024)),
             },
             quota_bytes,
+            quota_told: match values.i64("quota-backend-bytes") {
+                0 => QUOTA_BYTES_DEFAULT as i64,
+                bytes => bytes,
+            },
+            auto_defrag: auto_defrag::parse(values.text("auto-defrag"))?,
             batch_interval: or_default(
                 values.duration("backend-batch-interval"),
                 Duration::from_millis(100),

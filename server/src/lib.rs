@@ -9,6 +9,7 @@ pub mod cluster;
 pub mod compactor;
 pub mod config;
 pub mod data_dir;
+pub mod defrag;
 pub mod gather;
 pub mod health;
 pub mod lease;

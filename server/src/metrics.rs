@@ -128,6 +128,15 @@ pub static LEASE_TTLS: LazyLock<Histogram> = LazyLock::new(|| {
     add(histogram.clone());
     histogram
 });
+static DEFRAGS: LazyLock<IntCounterVec> = LazyLock::new(|| {
+    let options = Opts::new(
+        "ballast_defragmentations_total",
+        "Defragmentations by cause (asked, rule, quota, engine) and outcome.",
+    );
+    let counters = IntCounterVec::new(options, &["cause", "outcome"]).expect("names are constants");
+    add(counters.clone());
+    counters
+});
 static HEALTH_CHECK: LazyLock<GaugeVec> = LazyLock::new(|| {
     gauges_of(
         "etcd_server_healthcheck",
@@ -292,6 +301,7 @@ pub fn start(member_id: u64, config: &Config) {
     touch_gauges();
     LazyLock::force(&LEASE_TTLS);
     LazyLock::force(&CLIENTS);
+    LazyLock::force(&DEFRAGS);
     grpc::start(config.extensive_metrics);
     timed::start();
     disk::start();
@@ -435,6 +445,11 @@ pub fn slow_apply(
     }
 }
 
+pub fn count_defrag(cause: &str, ok: bool) {
+    let outcome = if ok { "done" } else { "failed" };
+    DEFRAGS.with_label_values(&[cause, outcome]).inc();
+}
+
 pub fn leader_changed() {
     LEADER_CHANGES.inc();
 }
@@ -458,12 +473,7 @@ pub fn render(context: &Context) -> Vec<u8> {
     STATE.is_learner.set(flag(raft.is_learner));
     STATE.committed.set(raft.committed_index as f64);
     STATE.applied.set(raft.applied_index as f64);
-    STATE.quota.set(
-        context
-            .limits
-            .quota_bytes
-            .map_or(-1.0, |bytes| bytes as f64),
-    );
+    STATE.quota.set(context.limits.quota_told as f64);
     STATE.size.set(sizes.allocated as f64);
     STATE.size_in_use.set(sizes.in_use as f64);
     STATE.revision.set(view.revision() as f64);

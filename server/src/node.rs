@@ -20,6 +20,7 @@ use crate::cluster::{self, Cluster};
 use crate::config::Config;
 use crate::config::urls::Url;
 use crate::data_dir::{DataDir, DataDirError};
+use crate::defrag::{self, Cause, Defragmenter};
 use crate::health::{Endpoints, Http};
 use crate::lease::{Lessor, expiry};
 use crate::raft::node::RaftOptions;
@@ -28,7 +29,7 @@ use crate::rpc::budget::Budget;
 use crate::rpc::header::Headers;
 use crate::rpc::kv::WideReads;
 use crate::rpc::mux::Mux;
-use crate::rpc::{Context, Limits, RequestIds};
+use crate::rpc::{Context, Limits, RequestIds, WholeReads};
 use crate::serve::{Connections, Listener, Served};
 use crate::spans::Exporting;
 use crate::tasks::{All, Tasks, tasks};
@@ -103,6 +104,8 @@ impl Node {
                 txn_ops_max: config.txn_ops_max,
                 request_bytes_max: config.request_bytes_max,
                 quota_bytes: config.quota_bytes,
+                quota_told: config.quota_told,
+                request_timeout: config.request_timeout(),
                 lease_ttl_secs_min: config.lease_ttl_secs_min(),
                 slow_request: config.warn_request_after,
                 slow_apply: config.warn_apply_after,
@@ -110,6 +113,12 @@ impl Node {
             budget: Budget::new(config.response_memory_bytes),
             watch: config.watch_config(),
             wide_reads: WideReads::default(),
+            defragmenter: Arc::new(Defragmenter::new(
+                Arc::clone(&store),
+                clock,
+                config.quota_bytes,
+            )),
+            whole_reads: WholeReads::default(),
             store,
             raft,
             lessor: member.lessor,
@@ -163,6 +172,11 @@ impl Node {
         self.tasks.spawn(compactor::run(
             Arc::clone(context),
             config.auto_compaction,
+            self.stop.clone(),
+        ));
+        self.tasks.spawn(defrag::follow(
+            Arc::clone(&context.defragmenter),
+            config.auto_defrag,
             self.stop.clone(),
         ));
     }
@@ -293,18 +307,22 @@ impl Node {
             %from, %to,
             "the database has another engine than --storage-engine names; serving from it while it is converted"
         );
-        tokio::task::spawn_blocking(move || match store.defragment() {
-            Ok(report) => tracing::info!(
-                %from, %to,
-                size_before = report.before.allocated,
-                size_after = report.after.allocated,
-                took = ?report.took,
-                "converted the database"
-            ),
-            Err(error) => tracing::warn!(
-                %from, %to, %error,
-                "the database was not converted; a defragmentation or the next start tries again"
-            ),
+        let defragmenter = Arc::clone(&self.context.defragmenter);
+        // Not one of the tasks that the stop waits for: the store's close ends it.
+        tokio::spawn(async move {
+            match defragmenter.run(Cause::Engine).await {
+                Ok(report) => tracing::info!(
+                    %from, %to,
+                    size_before = report.before.allocated,
+                    size_after = report.after.allocated,
+                    took = ?report.took,
+                    "converted the database"
+                ),
+                Err(error) => tracing::warn!(
+                    %from, %to, %error,
+                    "the database was not converted; a defragmentation or the next start tries again"
+                ),
+            }
         });
     }
 
@@ -410,7 +428,14 @@ fn defragment_first(store: &Store, freed_min: u64) -> Result<(), StorageError> {
         );
         return Ok(());
     }
-    let report = store.defragment()?;
+    let report = match store.defragment() {
+        Err(error @ StorageError::NoRoom { .. }) => {
+            // It changed nothing, and a member that serves is better than none.
+            tracing::warn!(error = %error, "failed to defragment");
+            return Ok(());
+        }
+        done => done?,
+    };
     tracing::info!(
         size_before = report.before.allocated,
         size_after = report.after.allocated,

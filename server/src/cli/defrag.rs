@@ -25,7 +25,10 @@ const ENGINE_CACHE_BYTES: u64 = 64 << 20;
 #[derive(Debug, Parser)]
 #[command(
     name = "ballast defrag",
-    about = "Rewrites the database of a member that does not run"
+    about = "Rewrites the database of a member that does not run",
+    long_about = "Rewrites the database of a member that does not run, which returns unused space to the disk.\n\n\
+        It needs room for the copy. A crash leaves the old database or the new one. A running member does it without\n\
+        a pause, when asked (etcdctl defrag) and by itself (--auto-defrag)."
 )]
 struct Args {
     /// The data directory, not in use.
@@ -48,14 +51,9 @@ enum Failure {
 
 /// Runs `ballast defrag` with what follows on the command line.
 pub(super) fn run(args: &[String]) -> ExitCode {
-    let words = std::iter::once("ballast defrag").chain(args.iter().map(String::as_str));
-    let args = match Args::try_parse_from(words) {
+    let args = match super::parse::<Args>("ballast defrag", args) {
         Ok(args) => args,
-        Err(error) => {
-            // Nothing can be done about a closed terminal.
-            let _ = error.print();
-            return ExitCode::from(u8::from(error.use_stderr()));
-        }
+        Err(code) => return code,
     };
     logging::start(LevelFilter::INFO, LogFormat::Json, Outputs::stderr());
     let dir = args.data_dir.display();

@@ -1,4 +1,4 @@
-//! `ballast snapshot save|status|restore`: etcd's snapshot files, ours and etcd's own.
+//! `ballast snapshot save|status|verify|restore`: etcd's snapshot files, ours and etcd's own.
 //!
 //! Promises: flags, figures and refusals are those of etcdctl and etcdutl. A file that is cut or changed is refused before
 //! anything is written. What is saved or restored has its final name only when it is whole and synced.
@@ -18,6 +18,7 @@ use ballast_api::etcdserverpb::maintenance_client::MaintenanceClient;
 use ballast_storage::StorageError;
 use ballast_storage::backend::Kind;
 use ballast_storage::bolt::{self, BoltFile, SnapshotStatus, Trailer};
+use ballast_storage::check::Problems;
 use ballast_storage::mvcc::{RestoreOptions, RestoreReport, restore};
 use clap::{Parser, Subcommand, ValueEnum};
 use tonic::transport::Endpoint;
@@ -51,6 +52,8 @@ enum Command {
     Save(Save),
     /// Checks a file and prints its hash, revision, total keys, size and version.
     Status(StatusArgs),
+    /// Checks everything in a file: its hash, its pages, its records and that they make sense together.
+    Verify(Verify),
     /// Makes a member's data directory from a file.
     Restore(Restore),
 }
@@ -68,6 +71,17 @@ struct StatusArgs {
     file: PathBuf,
     #[arg(short, long, value_enum, default_value_t)]
     write_out: Format,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Exit code: 0 nothing is wrong, 1 something is; each problem is printed with its place."
+)]
+struct Verify {
+    file: PathBuf,
+    /// Also take a file without a hash, such as a copy of etcd's member/snap/db.
+    #[arg(long, action = clap::ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
+    skip_hash_check: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
@@ -143,6 +157,8 @@ enum Failure {
     Damaged(StorageError),
     #[error("data-dir {0:?} not empty or could not be read")]
     DataDirNotEmpty(PathBuf),
+    #[error("{} problems found:\n{}", .0.len(), .0.told.join("\n"))]
+    Unsound(Problems),
     #[error("wal-dir {0:?} exists")]
     WalDirExists(PathBuf),
 }
@@ -163,6 +179,7 @@ pub(super) fn run(args: &[String]) -> ExitCode {
     let done = match args.command {
         Command::Save(args) => run_save(&args),
         Command::Status(args) => run_status(&args),
+        Command::Verify(args) => run_verify(&args),
         Command::Restore(args) => run_restore(&args),
     };
     match done {
@@ -379,6 +396,39 @@ fn human_bytes(bytes: u64) -> String {
     } else {
         format!("{value:.0} {}", UNITS[unit])
     }
+}
+
+// Verify.
+
+fn run_verify(args: &Verify) -> Result<String, Failure> {
+    let mut problems = Problems::default();
+    let verified = match bolt::verify(&args.file, &mut problems) {
+        Ok(verified) => Some(verified),
+        Err(StorageError::Io { op, path, source }) if problems.is_empty() => {
+            return Err(Failure::Storage(StorageError::Io { op, path, source }));
+        }
+        Err(error) => {
+            problems.add(error.to_string());
+            None
+        }
+    };
+    let file = args.file.display();
+    if verified.as_ref().is_some_and(|v| !v.hashed) && !args.skip_hash_check {
+        problems.add(format!("{file}: {}", Failure::MissingHash));
+    }
+    if problems.is_empty()
+        && let Some(v) = verified
+    {
+        return Ok(format!(
+            "{file} is sound: revision {}, {} records, {} keys, {} leases{}\n",
+            v.revision,
+            v.records,
+            v.keys,
+            v.leases,
+            if v.hashed { "" } else { "; it has no hash" }
+        ));
+    }
+    Err(Failure::Unsound(problems))
 }
 
 // Restore.

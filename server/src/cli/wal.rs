@@ -16,7 +16,22 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::raft::command::{KIND_BLANK, KIND_MEMBERSHIP, KIND_REQUEST};
 
-const USAGE: &str = "Usage: ballast wal dump DIR\n\n  Prints one JSON line per entry of the log in DIR (a data directory or its member/wal).\n";
+const USAGE: &str = "Usage: ballast wal dump DIR
+
+  Prints the log in DIR (a data directory, its member/wal, a --wal-dir, or a copy of one) as
+  one line of JSON an entry, in log order:
+
+    {\"index\":7,\"term\":2,\"type\":\"request\",\"request\":\"...\"}
+
+  type     request, blank (a new leader's first entry) or membership
+  request  etcd's InternalRaftRequest in base64; empty for the other types
+
+  Entries that a later leader overwrote are left out. Purged ones are there while their segment is
+  (--max-wals=0 keeps all). The directory may be a copy of one in use, taken in any order: what was
+  not yet complete when it was copied ends the output. Nothing is locked or written.
+
+  Exit code: 0 done, 1 the log cannot be read, 2 wrong usage.
+";
 
 /// Runs `ballast wal ARGS`.
 pub(super) fn run(args: &[String]) -> ExitCode {

@@ -21,6 +21,8 @@ pub enum Form {
     Choice(&'static [&'static str]),
     /// `Name=true,Other=false`.
     Gates,
+    /// `off`, or `size=BYTES,free=PERCENT%,interval=TIME`.
+    AutoDefrag,
 }
 
 /// What a flag does here.
@@ -367,6 +369,12 @@ pub const FLAGS: &[Flag] = &[
     ),
     flag("value-cache-bytes", AUTO, Form::AutoUint, Effect::Used),
     flag("response-memory-bytes", AUTO, Form::AutoUint, Effect::Used),
+    flag(
+        "auto-defrag",
+        super::auto_defrag::DEFAULT,
+        Form::AutoDefrag,
+        Effect::Used,
+    ),
     flag(
         "storage-engine",
         "redb",

@@ -334,6 +334,7 @@ pub fn check(flag: &Flag, value: &str) -> Result<(), String> {
             }
         }
         Form::Gates => parse_gates(value).map(|_| ()),
+        Form::AutoDefrag => super::auto_defrag::parse(value).map(|_| ()),
     }
 }
 
@@ -517,6 +518,7 @@ mod tests {
             Form::Urls => ("http://127.0.0.1:7".to_owned(), Some("127.0.0.1:7")),
             Form::Choice(choices) => (other(choices), Some("neither")),
             Form::Gates => ("LeaseCheckpoint=true".to_owned(), Some("Nope=true")),
+            Form::AutoDefrag => ("size=1GiB,free=50%".to_owned(), Some("size=lots")),
         }
     }
 

@@ -13,7 +13,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures::Stream;
 use pb::kv_server::Kv;
 use prost::Message;
-use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
 use tonic::{Request, Response, Status};
 
 use super::budget::{SMALL_RESPONSE_BYTES, Share};
@@ -180,7 +180,12 @@ impl Kv for KvService {
             return Err(super::unexpected(&answer));
         };
         if physical {
-            super::blocking(move || compaction.wait()).await?;
+            let (told, done) = oneshot::channel();
+            // A caller that is gone needs no answer; nothing else waits for it.
+            compaction.on_done(Box::new(move |result| drop(told.send(result))));
+            done.await
+                .map_err(|_| Error::Stopped)?
+                .map_err(|_| Error::Stopped)?;
         }
         Ok(Response::new(pb::CompactionResponse {
             header: Some(self.0.headers.at(revision)),

@@ -11,12 +11,12 @@ use futures::Stream;
 use pb::alarm_request::AlarmAction;
 use pb::downgrade_request::DowngradeAction;
 use pb::maintenance_server::Maintenance;
-use prometheus::Histogram;
 use tonic::{Request, Response, Status};
 
 use super::{Context, snapshot, status};
 use crate::apply::Answer;
 use crate::clock::Clock;
+use crate::defrag::Cause;
 use crate::metrics::disk as metrics;
 
 /// The Maintenance service.
@@ -86,7 +86,7 @@ impl Maintenance for MaintenanceService {
             db_size_in_use: sizes.in_use as i64,
             is_learner: raft.is_learner,
             storage_version: CLUSTER_VERSION.to_owned(),
-            db_size_quota: context.limits.quota_bytes.map_or(-1, |bytes| bytes as i64),
+            db_size_quota: context.limits.quota_told,
             downgrade_info: Some(pb::DowngradeInfo::default()),
         }))
     }
@@ -95,26 +95,10 @@ impl Maintenance for MaintenanceService {
         &self,
         _request: Request<pb::DefragmentRequest>,
     ) -> Result<Response<pb::DefragmentResponse>, Status> {
-        tracing::info!("starting defragment");
-        let store = Arc::clone(&self.0.store);
-        let outcome = tokio::task::spawn_blocking(move || store.defragment()).await;
-        match outcome {
-            Ok(Ok(report)) => {
-                tracing::info!(
-                    size_before = report.before.allocated,
-                    size_after = report.after.allocated,
-                    took = ?report.took,
-                    "finished defragment"
-                );
-                // etcd answers without a header here.
-                Ok(Response::new(pb::DefragmentResponse::default()))
-            }
-            // The old database is still in place: a full disk must not stop the member.
-            Ok(Err(error)) => {
-                tracing::warn!(error = %error, "failed to defragment");
-                Err(Status::unknown(error.to_string()))
-            }
-            Err(_) => Err(Error::Stopped.into()),
+        match self.0.defragmenter.run(Cause::Asked).await {
+            // etcd answers without a header here.
+            Ok(_) => Ok(Response::new(pb::DefragmentResponse::default())),
+            Err(error) => Err(Status::unknown(error.to_string())),
         }
     }
 
@@ -122,10 +106,18 @@ impl Maintenance for MaintenanceService {
         &self,
         _request: Request<pb::HashRequest>,
     ) -> Result<Response<pb::HashResponse>, Status> {
-        let hash = self.0.hash_kv(0, &metrics::HASH).await?;
+        let store = Arc::clone(&self.0.store);
+        let turn = self.0.whole_reads.begin().await?;
+        let started = Clock::default().now();
+        let (hash, revision) = super::blocking(move || {
+            let _turn = turn;
+            store.hash()
+        })
+        .await?;
+        metrics::HASH.observe((Clock::default().now() - started).as_secs_f64());
         Ok(Response::new(pb::HashResponse {
-            header: Some(self.0.headers.at(hash.current_revision)),
-            hash: hash.hash,
+            header: Some(self.0.headers.at(revision)),
+            hash,
         }))
     }
 
@@ -134,7 +126,7 @@ impl Maintenance for MaintenanceService {
         request: Request<pb::HashKvRequest>,
     ) -> Result<Response<pb::HashKvResponse>, Status> {
         let revision = request.into_inner().revision;
-        let hash = self.0.hash_kv(revision, &metrics::HASH_REV).await?;
+        let hash = self.0.hash_kv(revision).await?;
         Ok(Response::new(pb::HashKvResponse {
             header: Some(self.0.headers.at(hash.current_revision)),
             hash: hash.hash,
@@ -150,7 +142,8 @@ impl Maintenance for MaintenanceService {
         _request: Request<pb::SnapshotRequest>,
     ) -> Result<Response<Self::SnapshotStream>, Status> {
         let store = Arc::clone(&self.0.store);
-        Ok(Response::new(Box::pin(snapshot::stream(store))))
+        let turn = self.0.whole_reads.begin().await?;
+        Ok(Response::new(Box::pin(snapshot::stream(store, turn))))
     }
 
     async fn move_leader(
@@ -200,26 +193,33 @@ impl Maintenance for MaintenanceService {
 }
 
 impl Context {
-    async fn hash_kv(
-        &self,
-        revision: i64,
-        timed: &Histogram,
-    ) -> Result<ballast_storage::mvcc::HashKv, Status> {
+    async fn hash_kv(&self, revision: i64) -> Result<ballast_storage::mvcc::HashKv, Status> {
         let store = Arc::clone(&self.store);
+        let turn = self.whole_reads.begin().await?;
         let started = Clock::default().now();
-        let hash = tokio::task::spawn_blocking(move || store.hash_kv(revision))
+        let hashed = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            store.hash_kv(revision)
+        });
+        let hash = hashed
             .await
             .map_err(|_| Error::Stopped)?
             .map_err(status::from_read)?;
-        timed.observe((Clock::default().now() - started).as_secs_f64());
+        metrics::HASH_REV.observe((Clock::default().now() - started).as_secs_f64());
         Ok(hash)
     }
 }
 
-/// An alarm as it reads in Status.errors.
+/// An alarm as it reads in Status.errors: protobuf's text form, which leaves out what is zero.
 fn alarm_text(alarm: &pb::AlarmMember) -> String {
-    let name = pb::AlarmType::try_from(alarm.alarm).map_or("NONE", |alarm| alarm.as_str_name());
-    format!("memberID:{} alarm:{name}", alarm.member_id)
+    let name = match pb::AlarmType::try_from(alarm.alarm) {
+        Ok(known) => known.as_str_name().to_owned(),
+        Err(_) => alarm.alarm.to_string(),
+    };
+    match alarm.member_id {
+        0 => format!("alarm:{name}"),
+        member => format!("memberID:{member} alarm:{name}"),
+    }
 }
 
 /// Exactly one minor version down.
@@ -244,6 +244,17 @@ fn major_minor(version: &str) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_alarm_reads_as_in_protobufs_text_form() {
+        for (member_id, alarm, text) in [
+            (7, 1, "memberID:7 alarm:NOSPACE"),
+            (0, 2, "alarm:CORRUPT"),
+            (7, 9, "memberID:7 alarm:9"),
+        ] {
+            assert_eq!(alarm_text(&pb::AlarmMember { member_id, alarm }), text);
+        }
+    }
 
     #[test]
     fn downgrade_is_one_minor_version_down() {

@@ -32,11 +32,13 @@ use ballast_api::etcdserverpb as pb;
 use ballast_storage::StorageError;
 use ballast_storage::mvcc::Store;
 use prost::Message;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 
 use crate::apply::{Alarms, Answer, Applied};
 use crate::clock::Clock;
 use crate::cluster::Cluster;
+use crate::defrag::Defragmenter;
 use crate::lease::Lessor;
 use crate::loggable;
 use crate::metrics::{self, Op, PROPOSALS_PENDING};
@@ -55,10 +57,34 @@ pub struct Limits {
     pub request_bytes_max: usize,
     /// None when the quota is switched off.
     pub quota_bytes: Option<u64>,
+    /// As Status tells it: a negative quota is told as it was given.
+    pub quota_told: i64,
+    /// How long a request may wait for its answer.
+    pub request_timeout: std::time::Duration,
     pub lease_ttl_secs_min: i64,
     /// `--warning-unary-request-duration` and `--warning-apply-duration`.
     pub slow_request: Duration,
     pub slow_apply: Duration,
+}
+
+/// Requests that read the whole database at the same time: each has a thread, of which everybody's blocking work has only so many.
+const WHOLE_READS_MAX: usize = 8;
+
+/// Hands out the right to read the whole database; others wait, and a client that goes away waits no more.
+#[derive(Clone, Debug)]
+pub struct WholeReads(Arc<Semaphore>);
+
+impl Default for WholeReads {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(WHOLE_READS_MAX)))
+    }
+}
+
+impl WholeReads {
+    async fn begin(&self) -> Result<OwnedSemaphorePermit, Error> {
+        let permit = Arc::clone(&self.0).acquire_owned().await;
+        permit.map_err(|_| Error::Stopped)
+    }
 }
 
 /// What the services share.
@@ -76,6 +102,8 @@ pub struct Context {
     pub budget: Budget,
     pub watch: WatchConfig,
     pub wide_reads: kv::WideReads,
+    pub defragmenter: Arc<Defragmenter>,
+    pub whole_reads: WholeReads,
 }
 
 impl Context {

@@ -12,7 +12,7 @@ use ballast_api::{CLUSTER_VERSION, etcdserverpb as pb};
 use ballast_storage::StorageError;
 use ballast_storage::mvcc::Store;
 use futures::{Stream, StreamExt};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
@@ -27,19 +27,24 @@ const STALL_MAX: Duration = Duration::from_secs(60);
 
 type Piece = Result<pb::SnapshotResponse, Status>;
 
-/// Must be called within a runtime.
-pub(super) fn stream(store: Arc<Store>) -> impl Stream<Item = Piece> + Send + use<> {
-    stream_with_patience(store, STALL_MAX)
+/// Keeps `turn` until the last piece is made. Must be called within a runtime.
+pub(super) fn stream(
+    store: Arc<Store>,
+    turn: OwnedSemaphorePermit,
+) -> impl Stream<Item = Piece> + Send + use<> {
+    stream_with_patience(store, turn, STALL_MAX)
 }
 
 fn stream_with_patience(
     store: Arc<Store>,
+    turn: OwnedSemaphorePermit,
     stall_max: Duration,
 ) -> impl Stream<Item = Piece> + Send + use<> {
     let (pieces, stream) = mpsc::channel(PIECES_MAX);
     let (ended, end) = oneshot::channel();
     let runtime = tokio::runtime::Handle::current();
     tokio::task::spawn_blocking(move || {
+        let _turn = turn;
         let send = |piece| match runtime
             .block_on(async { tokio::time::timeout(stall_max, pieces.send(piece)).await })
         {
@@ -160,6 +165,11 @@ mod tests {
         store
     }
 
+    fn turn() -> OwnedSemaphorePermit {
+        let turns = Arc::new(tokio::sync::Semaphore::new(1));
+        turns.try_acquire_owned().unwrap()
+    }
+
     #[tokio::test]
     async fn a_snapshot_whose_maker_goes_away_ends_with_an_error() {
         for ended in [true, false] {
@@ -184,6 +194,7 @@ mod tests {
         let store = store(&dir);
         let mut stream = Box::pin(stream_with_patience(
             Arc::clone(&store),
+            turn(),
             Duration::from_millis(50),
         ));
         assert!(stream.next().await.unwrap().is_ok());
@@ -211,7 +222,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_snapshot_that_is_read_ends_with_nothing_remaining() {
         let dir = tempfile::tempdir().unwrap();
-        let pieces: Vec<Piece> = stream(store(&dir)).collect().await;
+        let pieces: Vec<Piece> = stream(store(&dir), turn()).collect().await;
         let last = pieces.last().unwrap().as_ref().unwrap();
         assert_eq!(last.remaining_bytes, 0);
     }

@@ -12,7 +12,9 @@ use bytes::Bytes;
 
 use crate::error::StorageError;
 
+mod copied;
 pub mod current;
+mod overlay;
 mod redb;
 mod sled;
 mod tally;
@@ -107,6 +109,23 @@ impl Kind {
         match self {
             Kind::Redb => Ok(Arc::new(redb::Redb::open(path, cache_bytes)?)),
             Kind::Sled => Ok(Arc::new(sled::Sled::open(path, cache_bytes)?)),
+        }
+    }
+}
+
+impl Kind {
+    /// Opens the database at `path` for reading everything once: its checksums are compared, and it is not changed (sled needs
+    /// room for a copy where temporary files go).
+    pub fn open_unchanged(
+        self,
+        path: &Path,
+        cache_bytes: u64,
+    ) -> Result<Arc<dyn Engine>, StorageError> {
+        match self {
+            Kind::Redb => Ok(Arc::new(redb::Redb::open_unchanged(path, cache_bytes)?)),
+            Kind::Sled => Ok(Arc::new(copied::Copied::open(path, |copy| {
+                sled::Sled::open(copy, cache_bytes)
+            })?)),
         }
     }
 }

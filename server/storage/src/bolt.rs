@@ -19,11 +19,13 @@ pub mod check;
 pub mod etcd;
 pub mod read;
 pub mod status;
+pub mod verify;
 pub mod write;
 
 pub use check::check;
 pub use read::{BoltFile, Bucket, Cursor, Value};
 pub use status::{SnapshotStatus, Trailer, status, verify_trailer};
+pub use verify::{Verified, verify};
 pub use write::{Plan, Planner, WriteError, Writer};
 
 /// What we write. A file of another machine may have larger pages, which the reader takes from its meta page.

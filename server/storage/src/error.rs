@@ -41,6 +41,15 @@ pub enum StorageError {
         record: String,
         what: String,
     },
+    /// Nothing was changed.
+    #[error(
+        "{path}: {available} bytes are free on its disk, and a copy of the database needs {needed}"
+    )]
+    NoRoom {
+        path: PathBuf,
+        needed: u64,
+        available: u64,
+    },
     /// What was asked cannot happen any more, because of an earlier failure or a close.
     #[error("storage stopped: {first}")]
     Stopped { first: String },

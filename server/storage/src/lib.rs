@@ -13,6 +13,7 @@
 
 pub mod backend;
 pub mod bolt;
+pub mod check;
 pub mod clock;
 pub mod committer;
 pub mod dirs;

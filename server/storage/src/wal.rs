@@ -32,6 +32,8 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 pub use record::{Identity, WalEntry, WalVote};
+pub use recover::{LogFacts, inspect};
+pub(crate) use writer::nonce;
 
 use crate::LogPosition;
 use crate::error::StorageError;

@@ -585,6 +585,47 @@ fn an_interrupted_compaction_goes_on_at_the_next_open(kind: Kind) {
     assert_eq!(store.hash_kv(0).unwrap(), hash);
 }
 
+fn a_close_ends_a_defragmentation_and_leaves_no_orphan(kind: Kind) {
+    let dir = tempfile::tempdir().unwrap();
+    let value = "v".repeat(1 << 20);
+    for round in 0..3 {
+        let store = open(kind, dir.path());
+        for i in 0..20 {
+            put(&store, &format!("k{i}"), &value);
+        }
+        store.flush().unwrap();
+        let (told, begun) = std::sync::mpsc::channel();
+        let running = std::thread::spawn({
+            let store = Arc::clone(&store);
+            move || {
+                told.send(()).unwrap();
+                store.defragment()
+            }
+        });
+        begun.recv().unwrap();
+        let deadline = Duration::from_secs(10);
+        let copying = || std::fs::read_dir(dir.path()).unwrap().count() > 2;
+        // The last round closes as soon as it can, the others in the middle.
+        if round < 2 && !running.is_finished() {
+            wait_until(deadline, || copying() || running.is_finished());
+        }
+        store.close().unwrap();
+        match running.join().unwrap() {
+            Ok(_) | Err(StorageError::Stopped { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+        let mut names: Vec<_> = std::fs::read_dir(dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        assert_eq!(names.len(), 2, "{names:?}");
+        assert_eq!(names[1], "CURRENT");
+    }
+    let store = open(kind, dir.path());
+    assert_eq!(store.view().revision(), 61);
+}
+
 on_each_engine!(
     a_new_store_is_at_revision_one_and_each_write_adds_one,
     create_revision_and_version_start_again_after_a_delete,
@@ -602,4 +643,5 @@ on_each_engine!(
     hash_kv_is_etcds_before_during_and_after_compactions,
     a_damaged_record_stops_the_open_and_is_named,
     an_interrupted_compaction_goes_on_at_the_next_open,
+    a_close_ends_a_defragmentation_and_leaves_no_orphan,
 );

@@ -97,12 +97,17 @@ impl Server {
 
     /// As a crash would: no warning, no flush.
     pub(crate) fn kill_and_restart(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.kill();
         self.start_again();
     }
 
-    fn start_again(&mut self) {
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// After it was ended.
+    pub(crate) fn start_again(&mut self) {
         let dir = self.data_dir();
         (self.child, self.log) = spawn(&dir, self.port, self.peer_port, &self.args);
     }

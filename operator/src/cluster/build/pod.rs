@@ -133,6 +133,8 @@ fn store_args(desired: &Desired, start: &Start) -> Vec<String> {
     ];
     args.extend(cluster_args(desired));
     args.push(format!("--quota-backend-bytes={}", desired.quota_bytes));
+    // The rule is ours to follow: we know of backups, and tell in status and events. (Near its quota a member does it by itself.)
+    args.push("--auto-defrag=off".to_owned());
     if let Some(compaction) = &desired.compaction {
         args.push(format!(
             "--auto-compaction-mode={}",

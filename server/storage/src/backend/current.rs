@@ -135,6 +135,25 @@ pub fn recover(dir: &Path) -> Result<Found, StorageError> {
     Ok(Found::Database(name))
 }
 
+/// The live database and where it lies, for looking at it: nothing is cleared or renamed.
+pub fn find(dir: &Path) -> Result<(Kind, PathBuf), StorageError> {
+    let current = dir.join(CURRENT);
+    let refused = |why: String| StorageError::Refused {
+        path: current.clone(),
+        why,
+    };
+    let text = fs::read_to_string(&current).map_err(|e| StorageError::io("read", &current, e))?;
+    let text = text.trim_end();
+    let name = Name::parse(text)
+        .ok_or_else(|| refused(format!("it names {text:?}, which is no database")))?;
+    // The first: a crash came between the two steps of publishing.
+    let path = [name.unpublished_path(dir), name.path(dir)]
+        .into_iter()
+        .find(|path| path.exists())
+        .ok_or_else(|| refused(format!("it names {name}, which is not there")))?;
+    Ok((name.kind, path))
+}
+
 /// Makes the database, complete and synced at its unpublished path, the live one.
 pub fn publish(dir: &Path, name: Name) -> Result<(), StorageError> {
     let aside = dir.join(CURRENT_ASIDE);

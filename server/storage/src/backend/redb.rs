@@ -31,6 +31,7 @@ use crc32c::{crc32c, crc32c_append};
 use parking_lot::Mutex;
 use redb::{Database, Durability, ReadableDatabase, TableDefinition};
 
+use super::overlay::Overlay;
 use super::tally::Digest;
 use super::{Batch, Engine, EngineSize, OWN_PREFIX, Pairs, Tally};
 use crate::error::StorageError;
@@ -99,6 +100,38 @@ impl Redb {
             engine.tally = Mutex::new(engine.read_tally()?);
         }
         engine.write(&Batch::default())?; // the table, and the tally, so that no database is without
+        Ok(engine)
+    }
+
+    /// Checks every page's checksum, and repairs in memory what an unclean end left.
+    pub(super) fn open_unchanged(path: &Path, cache_bytes: u64) -> Result<Self, StorageError> {
+        let fail = |detail: &dyn Display| StorageError::Engine {
+            op: "check",
+            path: path.to_owned(),
+            detail: detail.to_string(),
+        };
+        let io = |e| StorageError::io("open", path, e);
+        let overlay = Overlay::open(path).map_err(io)?;
+        if overlay.bytes() == 0 {
+            return Err(fail(&"the file is empty"));
+        }
+        let opened = caught(|| {
+            Database::builder()
+                .set_cache_size(usize::try_from(cache_bytes).unwrap_or(usize::MAX))
+                .set_check_integrity_on_open(true)
+                .create_with_backend(overlay)
+        });
+        let database = opened
+            .map_err(|reason| fail(&reason))?
+            .map_err(|e| fail(&e))?;
+        let mut engine = Self {
+            path: path.to_owned(),
+            file: std::fs::File::open(path).map_err(io)?,
+            database,
+            tally: Mutex::default(),
+            broken: OnceLock::new(),
+        };
+        engine.tally = Mutex::new(engine.read_tally()?);
         Ok(engine)
     }
 
@@ -218,6 +251,25 @@ impl Redb {
             }
         }
         Ok(out)
+    }
+}
+
+impl redb::StorageBackend for Overlay {
+    fn len(&self) -> std::io::Result<u64> {
+        Ok(self.bytes())
+    }
+    fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        self.read_at(offset, out)
+    }
+    fn set_len(&self, len: u64) -> std::io::Result<()> {
+        self.resize(len);
+        Ok(())
+    }
+    fn sync_data(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+    fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+        self.write_at(offset, data)
     }
 }
 

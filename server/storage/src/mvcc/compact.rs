@@ -39,34 +39,70 @@ pub struct Compaction {
     ticket: Arc<Ticket>,
 }
 
+type DoneCall = Box<dyn FnOnce(Result<(), StorageError>) + Send>;
+
 impl Compaction {
     /// Waits until the records are gone from the engine (`physical`). Blocking.
     pub fn wait(&self) -> Result<(), StorageError> {
-        let mut done = self.ticket.done.lock();
-        loop {
-            match &*done {
-                Some(Ok(())) => return Ok(()),
-                Some(Err(first)) => {
-                    return Err(StorageError::Stopped {
-                        first: first.clone(),
-                    });
-                }
-                None => self.ticket.changed.wait(&mut done),
+        let (told, done) = std::sync::mpsc::sync_channel(1);
+        self.on_done(Box::new(move |result| {
+            // The receiver is in this function.
+            let _ = told.send(result);
+        }));
+        done.recv().unwrap_or_else(|_| Err(stopped(INTERRUPTED)))
+    }
+
+    /// Calls once the records are gone from the engine, or it is known that they will not be; at once if that is so
+    /// already. A compaction can wait long, for a snapshot's reader, so that nobody's thread should.
+    pub fn on_done(&self, call: DoneCall) {
+        let mut state = self.ticket.state.lock();
+        match state.done.clone() {
+            Some(result) => {
+                drop(state);
+                call(result.map_err(|first| stopped(&first)));
             }
+            None => state.calls.push(call),
         }
+    }
+}
+
+const INTERRUPTED: &str = "the compaction was interrupted and goes on at the next start";
+
+fn stopped(first: &str) -> StorageError {
+    StorageError::Stopped {
+        first: first.to_owned(),
     }
 }
 
 #[derive(Debug, Default)]
 struct Ticket {
-    done: Mutex<Option<Result<(), String>>>,
-    changed: Condvar,
+    state: Mutex<TicketState>,
+}
+
+#[derive(Default)]
+struct TicketState {
+    done: Option<Result<(), String>>,
+    calls: Vec<DoneCall>,
+}
+
+impl std::fmt::Debug for TicketState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TicketState")
+            .field("done", &self.done)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Ticket {
     fn finish(&self, result: Result<(), String>) {
-        self.done.lock().get_or_insert(result);
-        self.changed.notify_all();
+        let (result, calls) = {
+            let mut state = self.state.lock();
+            let result = state.done.get_or_insert(result).clone();
+            (result, std::mem::take(&mut state.calls))
+        };
+        for call in calls {
+            call(result.clone().map_err(|first| stopped(&first)));
+        }
     }
 }
 
@@ -106,9 +142,7 @@ impl CompactJob {
 
 impl Drop for CompactJob {
     fn drop(&mut self) {
-        self.ticket.finish(Err(
-            "the compaction was interrupted and goes on at the next start".into(),
-        ));
+        self.ticket.finish(Err(INTERRUPTED.to_owned()));
     }
 }
 
@@ -122,6 +156,8 @@ pub(super) struct CompactQueue {
 #[derive(Debug, Default)]
 struct QueueState {
     jobs: VecDeque<CompactJob>,
+    /// The thread has one.
+    running: bool,
     stopped: bool,
 }
 
@@ -142,10 +178,17 @@ impl CompactQueue {
         self.changed.notify_all();
     }
 
+    pub(super) fn is_busy(&self) -> bool {
+        let state = self.state.lock();
+        state.running || !state.jobs.is_empty()
+    }
+
     fn next(&self) -> Option<CompactJob> {
         let mut state = self.state.lock();
+        state.running = false;
         while !state.stopped {
             if let Some(job) = state.jobs.pop_front() {
+                state.running = true;
                 return Some(job);
             }
             self.changed.wait(&mut state);
@@ -320,14 +363,17 @@ impl Shared {
                 self.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
                 self.committer.write_now(&batch)?;
             }
+            if last {
+                // Within the step, so that whoever holds sees it here and in the engine, or in neither.
+                let finished = Bytes::copy_from_slice(&job.revision.to_be_bytes());
+                let key = Bytes::from(Table::Meta.key(meta::FINISHED_COMPACT));
+                self.small.lock().insert(key, finished);
+            }
             drop(step);
             self.committer
                 .observer()
                 .compaction_stepped(step_started.elapsed());
             if last {
-                let finished = Bytes::copy_from_slice(&job.revision.to_be_bytes());
-                let key = Bytes::from(Table::Meta.key(meta::FINISHED_COMPACT));
-                self.small.lock().insert(key, finished);
                 return Ok(Some((hasher.finish(), deleted)));
             }
             if !self.compact_queue.pause(self.options.compaction_sleep) {

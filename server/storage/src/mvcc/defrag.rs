@@ -11,9 +11,11 @@
 //! one holds at step 4 is what the old one holds; before it, it counts for nothing. A crash leaves one or the other
 //! (backend/current.rs). An error while writing the new one, a full disk say, removes it and leaves the store as it was; so does a close. One
 //! while reading the old one, or a copy that lacks what was written, is damage and stops the store.
+//! It does not begin, nor go on, when the disk lacks the room: a log or a database that finds its disk full stops the member.
 //!
 //! etcd: server/storage/backend/backend.go's defrag, which stops everything.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,6 +48,9 @@ const SWAP_KEYS_MAX: usize = 512;
 /// Rounds of catching up before the swap is made with whatever is left: a writer that is faster than the copy must not prolong it for ever.
 const CATCH_UP_ROUNDS_MAX: usize = 20;
 
+/// Left free on the disk whatever happens: for the log, and for the batches that are written meanwhile.
+const RESERVE_BYTES: u64 = 32 << 20;
+
 #[derive(Clone, Copy, Debug)]
 pub struct DefragReport {
     pub before: Sizes,
@@ -59,8 +64,8 @@ impl Store {
     /// Rewrites the database into a fresh one and swaps it in. Blocking for the caller only.
     pub fn defragment(&self) -> Result<DefragReport, StorageError> {
         let shared = &self.shared;
-        let started = crate::clock::now();
         let _one_at_a_time = shared.defragmenting.lock();
+        let started = crate::clock::now();
         let old = *shared.database.lock();
         let next = old.next(shared.options.engine);
         let before = shared.sizes();
@@ -80,21 +85,13 @@ impl Store {
         if let Err(error) = current::remove_database(dir, old) {
             tracing::warn!(%error, "the old database stays until the next start");
         }
-        let report = DefragReport {
+        Ok(DefragReport {
             before,
             after: shared.sizes(),
             from: old.kind,
             to: next.kind,
             took: started.elapsed(),
-        };
-        tracing::info!(
-            before = report.before.allocated,
-            after = report.after.allocated,
-            database = %next,
-            took = ?report.took,
-            "finished defragmentation"
-        );
-        Ok(report)
+        })
     }
 }
 
@@ -102,6 +99,7 @@ impl Shared {
     fn rewrite(&self, name: Name) -> Result<(), StorageError> {
         let dir = &self.options.dir;
         current::remove_database(dir, name)?; // of an earlier attempt in this run
+        check_room(dir, self.sizes().copy_bytes())?;
         let path = name.unpublished_path(dir);
         let fresh = name.kind.open(&path, self.options.engine_cache_bytes)?;
         let old = self.committer.between_batches(|follow, _| {
@@ -142,14 +140,14 @@ impl Shared {
         }
     }
 
-    /// An error when the store is being closed, which waits for us.
+    /// Asked between any two batches: an error when the store is being closed, which waits for us, and when the disk has filled up.
     fn go_on(&self) -> Result<(), StorageError> {
         if self.committer.is_closing() {
             return Err(StorageError::Stopped {
                 first: "the store is being closed".to_owned(),
             });
         }
-        Ok(())
+        check_room(&self.options.dir, 0)
     }
 
     fn copy_all(
@@ -219,9 +217,45 @@ impl Shared {
     }
 }
 
+/// Refuses when the disk of `dir` has no room for so many bytes and the reserve.
+fn check_room(dir: &Path, bytes: u64) -> Result<(), StorageError> {
+    let stat = rustix::fs::statvfs(dir)
+        .map_err(|error| StorageError::io("measure the disk of", dir, error.into()))?;
+    let available = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let needed = bytes.saturating_add(RESERVE_BYTES);
+    if available < needed {
+        return Err(StorageError::NoRoom {
+            path: dir.to_owned(),
+            needed,
+            available,
+        });
+    }
+    Ok(())
+}
+
 fn take(follow: &mut Option<Follow>) -> Vec<Bytes> {
     follow
         .as_mut()
         .map(|follow| std::mem::take(&mut follow.keys))
         .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_without_room_is_refused_with_the_figures() {
+        let dir = tempfile::tempdir().unwrap();
+        check_room(dir.path(), 0).unwrap();
+        let error = check_room(dir.path(), u64::MAX / 2).unwrap_err();
+        assert!(
+            matches!(error, StorageError::NoRoom { needed, available, .. } if needed > available),
+            "{error}"
+        );
+        assert!(
+            error.to_string().contains("bytes are free on its disk"),
+            "{error}"
+        );
+    }
 }

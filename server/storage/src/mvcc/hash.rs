@@ -7,13 +7,16 @@
 //! A compaction leaves the hash of what it went through, as etcd's does: until ten newer ones came, HashKV at that
 //! revision answers it, with the compact revision that was in force before.
 //!
-//! etcd: server/storage/mvcc/hash.go.
+//! [`Store::hash`] covers all tables at one moment: equal while nothing is written, over restarts and defragmentations too.
+//!
+//! etcd: server/storage/mvcc/hash.go; Hash in server/storage/backend/backend.go.
 
 use parking_lot::Mutex;
 
-use crate::error::{MvccError, ReadError};
+use crate::error::{MvccError, ReadError, StorageError};
 use crate::mvcc::revision::Revision;
 use crate::mvcc::store::Store;
+use crate::schema::{Table, meta};
 
 /// etcd's name of the bucket.
 const TABLE_NAME: &[u8] = b"key";
@@ -113,7 +116,41 @@ impl StoredHashes {
     }
 }
 
+/// Not part of what is stored: the position in the log (etcd leaves it out too), what is counted, and who this member is.
+const NOT_HASHED: [&[u8]; 4] = [
+    meta::APPLIED,
+    meta::CURRENT_REVISION,
+    meta::LIVE_BYTES,
+    meta::MEMBER_ID,
+];
+
 impl Store {
+    /// CRC32C over every table, and the revision it is at. Blocking.
+    pub fn hash(&self) -> Result<(u32, i64), StorageError> {
+        let shared = &self.shared;
+        let _hold = shared.holds.hold();
+        let (picture, small) = {
+            let _writer = shared.writer.lock();
+            (shared.newest.load_full(), shared.small.lock().clone())
+        };
+        let hidden = NOT_HASHED.map(|name| Table::Meta.key(name));
+        let mut crc = 0;
+        for (key, value) in small
+            .iter()
+            .filter(|(key, _)| !hidden.contains(&key.to_vec()))
+        {
+            crc = crc32c::crc32c_append(crc, key);
+            crc = crc32c::crc32c_append(crc, value);
+        }
+        crc = crc32c::crc32c_append(crc, TABLE_NAME);
+        for record in shared.records(Revision::default(), picture.revision) {
+            let record = record?;
+            crc = crc32c::crc32c_append(crc, &record.key());
+            crc = crc32c::crc32c_append(crc, &record.value);
+        }
+        Ok((crc, picture.revision))
+    }
+
     /// CRC32C as etcd's HashKV. Revision 0 = current. Blocking.
     pub fn hash_kv(&self, revision: i64) -> Result<HashKv, ReadError> {
         let shared = &self.shared;
@@ -165,10 +202,7 @@ impl Store {
                     continue;
                 }
             }
-            let mut key = record.revision.to_bytes().to_vec();
-            if record.tombstone {
-                key.push(b't');
-            }
+            let key = record.key();
             hasher.write(record.revision, record.tombstone, &key, &record.value);
         }
         Ok(HashKv {

@@ -43,6 +43,10 @@ impl Holds {
         }
     }
 
+    pub(super) fn is_held(&self) -> bool {
+        self.state.lock().holders > 0
+    }
+
     /// Waits until nobody holds. None when the store stops.
     pub(super) fn step(&self) -> Option<Step<'_>> {
         let mut state = self.state.lock();

@@ -9,6 +9,7 @@ mod census;
 mod compact;
 mod defrag;
 mod hash;
+pub mod history;
 mod hold;
 pub mod key_index;
 mod read;

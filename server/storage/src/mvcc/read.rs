@@ -467,6 +467,17 @@ pub(super) struct StoredRecord {
     pub(super) value: Bytes,
 }
 
+impl StoredRecord {
+    /// Its key as etcd has it: ours without the table's prefix.
+    pub(super) fn key(&self) -> Vec<u8> {
+        let mut key = self.revision.to_bytes().to_vec();
+        if self.tombstone {
+            key.push(b't');
+        }
+        key
+    }
+}
+
 impl Shared {
     /// Puts by revision, in order: from `local`, the cache, the overlay, the engine. `keep` says that they are current, and worth caching.
     pub(super) fn fetch(

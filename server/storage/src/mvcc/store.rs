@@ -85,6 +85,13 @@ pub struct Sizes {
     pub in_use: u64,
 }
 
+impl Sizes {
+    /// About what a copy of the live data takes, at most: pages are never quite full.
+    pub fn copy_bytes(self) -> u64 {
+        (self.in_use + self.in_use / 4).min(self.allocated)
+    }
+}
+
 /// The replica's state. One writer ([`Store::begin`] from the apply path), any number of readers.
 #[derive(Debug)]
 pub struct Store {
@@ -176,6 +183,16 @@ impl Store {
     pub fn converts_to(&self) -> Option<Kind> {
         let wanted = self.shared.options.engine;
         (wanted != self.engine()).then_some(wanted)
+    }
+
+    /// Whether a compaction's records are still being deleted.
+    pub fn is_compacting(&self) -> bool {
+        self.shared.compact_queue.is_busy()
+    }
+
+    /// Whether somebody needs all records to stay, so that a compaction waits.
+    pub fn is_held(&self) -> bool {
+        self.shared.holds.is_held()
     }
 
     /// A small table as of now (memory included), ascending: for loading lessor, alarms, members at start.

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use crate::LogPosition;
 use crate::error::StorageError;
-use crate::wal::record::{FORMAT, MARK_OVERLAP, Metadata, Record, WalVote, find_marks};
+use crate::wal::record::{FORMAT, Identity, MARK_OVERLAP, Metadata, Record, WalVote, find_marks};
 use crate::wal::segment::{self, Placed, Reader, Segment, Step};
 use crate::wal::sidecar::{self, Sidecar, Synced};
 use crate::wal::writer::{Beginning, Tail, begin, nonce};
@@ -30,9 +30,134 @@ use crate::wal::{EntryRef, Place, State, WalOptions};
 
 /// Reads the log of `options.dir`, or makes one.
 pub(crate) fn open(options: &WalOptions) -> Result<(State, Tail), StorageError> {
+    let Some(found) = read(options, Access::Write)? else {
+        return create(options);
+    };
+    let Found {
+        segments,
+        mut replay,
+        end,
+        ..
+    } = found;
+    let newest = Arc::clone(segments.last().expect("there is at least one segment"));
+    if end.cut {
+        tracing::warn!(
+            path = %newest.path.display(),
+            offset = end.offset,
+            "cutting off a torn group of log records that was acknowledged to nobody"
+        );
+        cut(&newest, end.offset, options.segment_bytes)?;
+    }
+    if replay.committed.index > replay.last.index {
+        // The sync that a commit waits for may have been another member's.
+        replay.committed = replay.last;
+    }
+    let tail = Tail {
+        segment: newest,
+        offset: end.offset,
+        crc: replay.crc,
+        last: replay.last,
+        sidecar: Sidecar::open(&options.dir)?,
+        sealed: end.sealed,
+    };
+    Ok((replay.into_state(segments), tail))
+}
+
+/// A log in figures.
+#[derive(Clone, Debug)]
+pub struct LogFacts {
+    pub dir: PathBuf,
+    pub identity: Identity,
+    pub segments: usize,
+    /// Entries up to here need not exist.
+    pub purged: LogPosition,
+    pub last: LogPosition,
+    /// File and offset of a torn group, which the next open cuts.
+    pub torn: Option<(PathBuf, u64)>,
+    terms: Vec<u64>,
+}
+
+impl LogFacts {
+    /// The term of an entry that is in the log, or of the last purged one.
+    pub fn term_of(&self, index: u64) -> Option<u64> {
+        if index == self.purged.index {
+            return Some(self.purged.term);
+        }
+        let slot = index.checked_sub(self.purged.index + 1)?;
+        self.terms.get(slot as usize).copied()
+    }
+}
+
+/// Judges a log as an open would, and reads its older segments too. Opens nothing for writing. None when there is no log.
+pub fn inspect(dir: &Path) -> Result<Option<LogFacts>, StorageError> {
+    let Some((_, oldest)) = segment::list(dir)?.into_iter().next() else {
+        // A log whose segments are all gone is no new one.
+        read(&WalOptions::new(dir, Identity::default()), Access::Read)?;
+        return Ok(None);
+    };
+    let file = File::open(&oldest).map_err(|error| StorageError::io("open", &oldest, error))?;
+    let identity = read_metadata(&file, &oldest)?.identity;
+    let Some(found) = read(&WalOptions::new(dir, identity), Access::Read)? else {
+        return Ok(None);
+    };
+    for pair in found.segments[..=found.start].windows(2) {
+        let mut reader = Reader::new(&pair[0].file, &pair[0].path)?;
+        let mut sealed = false;
+        let what = loop {
+            match reader.step()? {
+                Step::Record(placed) => sealed = matches!(placed.record, Record::Seal),
+                Step::End => break "nothing is written here",
+                Step::Bad(what) => break what,
+            }
+        };
+        if !sealed {
+            let what = format!("{what}, and a later segment exists");
+            return Err(damaged(&pair[0].path, reader.offset, what));
+        }
+        if pair[1].metadata.previous_crc != reader.crc {
+            let what = "the segment does not belong behind the one before it";
+            return Err(damaged(&pair[1].path, 0, what.to_owned()));
+        }
+    }
+    let newest = found.segments.last().map(|segment| segment.path.clone());
+    Ok(Some(LogFacts {
+        dir: dir.to_owned(),
+        identity,
+        segments: found.segments.len(),
+        purged: found.replay.purged,
+        last: found.replay.last,
+        torn: newest
+            .filter(|_| found.end.cut)
+            .map(|path| (path, found.end.offset)),
+        terms: found
+            .replay
+            .entries
+            .iter()
+            .map(|entry| entry.term)
+            .collect(),
+    }))
+}
+
+/// What an open or a look finds.
+struct Found {
+    segments: Vec<Arc<Segment>>,
+    /// Reading began with this one.
+    start: usize,
+    replay: Replay,
+    end: End,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
+}
+
+/// Reads and judges; None when there is no log. Writes nothing.
+fn read(options: &WalOptions, access: Access) -> Result<Option<Found>, StorageError> {
     let mut segments = Vec::new();
     for (sequence, path) in segment::list(&options.dir)? {
-        segments.push(open_segment(options, sequence, path)?);
+        segments.push(open_segment(options, sequence, path, access)?);
     }
     let synced = sidecar::read(&options.dir)?;
     if segments.is_empty() {
@@ -40,7 +165,7 @@ pub(crate) fn open(options: &WalOptions) -> Result<(State, Tail), StorageError> 
             let what = format!("segment {:016x} is missing", synced.sequence);
             return Err(damaged(&options.dir, 0, what));
         }
-        return create(options);
+        return Ok(None);
     }
     check_none_missing(options, &segments, synced.as_ref())?;
 
@@ -57,23 +182,12 @@ pub(crate) fn open(options: &WalOptions) -> Result<(State, Tail), StorageError> 
     }
     let end = end.expect("there is at least one segment");
     check_covered(&segments[start], &replay)?;
-    let newest = Arc::clone(segments.last().expect("there is at least one segment"));
-    if end.cut {
-        cut(&newest, end.offset, options.segment_bytes)?;
-    }
-    if replay.committed.index > replay.last.index {
-        // The sync that a commit waits for may have been another member's.
-        replay.committed = replay.last;
-    }
-    let tail = Tail {
-        segment: newest,
-        offset: end.offset,
-        crc: replay.crc,
-        last: replay.last,
-        sidecar: Sidecar::open(&options.dir)?,
-        sealed: end.sealed,
-    };
-    Ok((replay.into_state(segments), tail))
+    Ok(Some(Found {
+        segments,
+        start,
+        replay,
+        end,
+    }))
 }
 
 fn damaged(path: &Path, offset: u64, what: String) -> StorageError {
@@ -119,10 +233,11 @@ fn open_segment(
     options: &WalOptions,
     sequence: u64,
     path: PathBuf,
+    access: Access,
 ) -> Result<Arc<Segment>, StorageError> {
     let file = OpenOptions::new()
         .read(true)
-        .write(true)
+        .write(access == Access::Write)
         .open(&path)
         .map_err(|error| StorageError::io("open", &path, error))?;
     let metadata = read_metadata(&file, &path)?;
@@ -294,20 +409,18 @@ fn read_segment(
     let rest = search_rest(segment, offset, file_bytes)?;
     let evidence = rest.mark.max(synced.map(|synced| synced.offset));
     if let Some(evidence) = evidence.filter(|&evidence| evidence > offset) {
-        let what = format!("{what}; the log was synced up to byte {evidence}");
+        let mut what = format!("{what}; the log was synced up to byte {evidence}");
+        if rest.mark < Some(evidence) {
+            // Only the file beside says so. Damage, in all likelihood; but a copy of a running member's directory looks the same.
+            what.push_str(
+                " (says synced.mark, which a copy of a log in use must take before the segments)",
+            );
+        }
         return Err(damaged(path, offset, what));
     }
     if sealed && rest.written {
         let what = "something lies behind the end of a finished segment";
         return Err(damaged(path, offset, what.to_owned()));
-    }
-    if rest.written {
-        tracing::warn!(
-            path = %path.display(),
-            offset,
-            what,
-            "cutting off a torn group of log records that was acknowledged to nobody"
-        );
     }
     Ok(End {
         offset,
