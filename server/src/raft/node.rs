@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::apply::{Applied, Apply};
-use crate::raft::command::{Command, KIND_MEMBERSHIP, TypeConfig, alone};
+use crate::raft::command::{Command, KIND_MEMBERSHIP, TypeConfig, alone, position};
 use crate::raft::log_store::LogStore;
 use crate::raft::state_machine::{StateError, StateMachine};
 use crate::raft::transport::Transport;
@@ -525,6 +525,20 @@ impl RaftNode {
             }
             if self.raft.trigger().snapshot().await.is_err() {
                 return;
+            }
+            // The library ignores an order that comes while it still works on the last one.
+            let marked = self.raft.wait(None);
+            let marked = marked.metrics(
+                |metrics| {
+                    metrics
+                        .snapshot
+                        .is_some_and(|at| position(&at).index >= last)
+                },
+                "the marker",
+            );
+            tokio::select! {
+                marked = marked => if marked.is_err() { return },
+                _ = stopping.wait_for(|stopping| *stopping) => return,
             }
         }
     }
