@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-const FILES: [&str; 12] = [
+const FILES: [&str; 13] = [
     "proto/auth.proto",
     "proto/authpb.proto",
     "proto/cluster.proto",
@@ -13,6 +13,7 @@ const FILES: [&str; 12] = [
     "proto/maintenance.proto",
     "proto/membership.proto",
     "proto/mvcc.proto",
+    "proto/peer.proto",
     "proto/raft_internal.proto",
     "proto/watch.proto",
 ];
@@ -30,7 +31,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .file_descriptor_set_path(out.join("descriptor.bin"))
         .compile_fds(set)?;
     if grpc {
-        use_own_codec(&out.join("etcdserverpb.rs"))?;
+        for services in ["etcdserverpb.rs", "ballastpeerpb.rs"] {
+            use_own_codec(&out.join(services))?;
+        }
     }
     Ok(())
 }

@@ -19,7 +19,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::{Asked, Config, Stop, Values, flags};
 use crate::logging;
-use crate::node::Node;
+use crate::node::{Node, StartError};
+use crate::raft::End;
 
 /// Runs the command that `args` (without the program's name) ask for.
 pub fn run(args: &[String]) -> ExitCode {
@@ -119,26 +120,41 @@ fn serve(config: Config) -> ExitCode {
         let mut terminate = signal(SignalKind::terminate())?;
         let starting = Node::start(config);
         let node = tokio::select! {
-            node = starting => node?,
-            _ = interrupt.recv() => return Ok(SignalKind::interrupt()),
-            _ = terminate.recv() => return Ok(SignalKind::terminate()),
+            node = starting => match node {
+                Err(StartError::Ended(End::Removed)) => {
+                    tracing::error!("{}; its data may be deleted", End::Removed);
+                    return Ok(None);
+                }
+                node => node?,
+            },
+            _ = interrupt.recv() => return Ok(Some(SignalKind::interrupt())),
+            _ = terminate.recv() => return Ok(Some(SignalKind::terminate())),
         };
         let received = tokio::select! {
             _ = interrupt.recv() => SignalKind::interrupt(),
             _ = terminate.recv() => SignalKind::terminate(),
             // Nothing is flushed on top of storage that failed.
-            why = node.failed() => anyhow::bail!("this member cannot go on: {why}"),
+            end = node.failed() => match end {
+                End::Failed(why) => anyhow::bail!("this member cannot go on: {why}"),
+                // As etcd ends: nothing failed.
+                End::Removed => {
+                    tracing::error!("{end}; its data may be deleted");
+                    node.stop().await?;
+                    return Ok(None);
+                }
+            },
         };
         tracing::info!(
             signal = received.as_raw_value(),
             "received signal; shutting down"
         );
         node.stop().await?;
-        anyhow::Ok(received)
+        anyhow::Ok(Some(received))
     });
     runtime.shutdown_timeout(std::time::Duration::from_millis(100));
     match outcome {
-        Ok(received) => end_by(received),
+        Ok(Some(received)) => end_by(received),
+        Ok(None) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(error = %format!("{error:#}"), "failed to run");
             ExitCode::FAILURE

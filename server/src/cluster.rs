@@ -4,11 +4,12 @@
 //!
 //! etcd: server/etcdserver/api/membership.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ballast_api::etcdserverpb::Member;
 use parking_lot::RwLock;
 use sha1::{Digest, Sha1};
+use tokio::sync::watch;
 
 use crate::config::urls::Url;
 
@@ -19,11 +20,14 @@ pub struct Cluster {
     /// This member.
     pub member_id: u64,
     state: RwLock<State>,
+    changed: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     members: BTreeMap<u64, Member>,
+    /// Their ids are never used again.
+    removed: BTreeSet<u64>,
     version: Option<String>,
 }
 
@@ -33,18 +37,57 @@ impl Cluster {
             cluster_id,
             member_id,
             state: RwLock::default(),
+            changed: watch::channel(()).0,
         }
     }
 
     /// Replaces everything by what the store holds.
-    pub fn load(&self, members: Vec<Member>, version: Option<String>) {
+    pub fn load(&self, members: Vec<Member>, removed: Vec<u64>, version: Option<String>) {
         *self.state.write() = State {
-            members: members
-                .into_iter()
-                .map(|member| (member.id, member))
-                .collect(),
+            members: by_id(members),
+            removed: removed.into_iter().collect(),
             version,
         };
+        self.changed.send_replace(());
+    }
+
+    /// The members are these; those who were and are not among them are removed.
+    pub fn set_members(&self, members: Vec<Member>) {
+        let mut state = self.state.write();
+        let now = by_id(members);
+        let before = std::mem::replace(&mut state.members, now);
+        for (id, member) in before {
+            if !state.members.contains_key(&id) {
+                tracing::info!(
+                    removed_remote_peer_id = %format!("{id:x}"),
+                    removed_remote_peer_urls = %member.peer_ur_ls.join(","),
+                    "removed member"
+                );
+                state.removed.insert(id);
+            }
+        }
+        drop(state);
+        self.changed.send_replace(());
+    }
+
+    /// Changes with the list of members.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    pub fn is_removed(&self, id: u64) -> bool {
+        self.state.read().removed.contains(&id)
+    }
+
+    pub fn removed(&self) -> Vec<u64> {
+        self.state.read().removed.iter().copied().collect()
+    }
+
+    /// True when this member is in the list and learns only.
+    pub fn is_learner(&self) -> bool {
+        let state = self.state.read();
+        let own = state.members.get(&self.member_id);
+        own.is_some_and(|member| member.is_learner)
     }
 
     /// Ascending by id.
@@ -78,6 +121,13 @@ impl Cluster {
         member.client_ur_ls = client_urls;
         Some(member.clone())
     }
+}
+
+fn by_id(members: Vec<Member>) -> BTreeMap<u64, Member> {
+    members
+        .into_iter()
+        .map(|member| (member.id, member))
+        .collect()
 }
 
 /// The founding members, with the names the flags give them.

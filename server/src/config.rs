@@ -66,6 +66,9 @@ pub struct Config {
     pub initial_cluster: BTreeMap<String, Vec<Url>>,
     pub initial_cluster_token: String,
     pub initial_cluster_is_new: bool,
+    /// Refuse membership changes that a majority of members that run would not survive.
+    pub strict_reconfig_check: bool,
+    pub learners_max: usize,
     /// Begin anew with this member alone and the data it has.
     pub force_new_cluster: bool,
 
@@ -216,6 +219,8 @@ impl Config {
             initial_cluster: initial_cluster(values, &name, &advertise_peer_urls)?,
             initial_cluster_token: values.text("initial-cluster-token").to_owned(),
             initial_cluster_is_new: values.text("initial-cluster-state") == "new",
+            strict_reconfig_check: values.bool("strict-reconfig-check"),
+            learners_max: usize::try_from(values.i64("max-learners")).unwrap_or_default(),
             force_new_cluster: values.bool("force-new-cluster"),
             name,
             data_dir,

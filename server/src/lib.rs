@@ -3,6 +3,7 @@
 //! A put passes `rpc -> raft -> apply -> storage`; its events leave upwards to `watch`. ARCHITECTURE.md draws it.
 
 pub mod apply;
+pub mod bootstrap;
 pub mod cli;
 pub mod clock;
 pub mod cluster;
@@ -17,6 +18,7 @@ pub mod loggable;
 pub mod logging;
 pub mod metrics;
 pub mod node;
+pub mod peer;
 pub mod raft;
 pub mod rpc;
 pub mod serve;

@@ -78,8 +78,8 @@ pub fn set_level(level: LevelFilter) {
 }
 
 fn filter(level: LevelFilter) -> Targets {
-    // The consensus library tells at `info` what interests only those who debug it.
-    let library = level.min(LevelFilter::WARN);
+    // The consensus library tells at `info` what interests only those who debug it, and at `warn` each attempt at a peer that is down.
+    let library = level.min(LevelFilter::ERROR);
     Targets::new().with_default(level).with_target(
         "openraft",
         if level >= LevelFilter::DEBUG {

@@ -1,13 +1,15 @@
 //! Metrics under etcd's names, types, labels and buckets, those of them that are true here.
 //!
 //!     grpc.rs    calls by method         timed.rs   requests and applies by kind
-//!     disk.rs    log, engine, compaction  here       the rest, and the text of a scrape
+//!     disk.rs    log, engine, compaction  peer.rs    the other members
+//!     here       the rest, and the text of a scrape
 //!
 //! Counters are kept as things happen, through handles that are looked up once; what can be read off the state is read when somebody
 //! scrapes. `e2e/expected/etcd-metrics.txt` lists what etcd has and this does not, with the reasons.
 
 pub mod disk;
 pub mod grpc;
+pub mod peer;
 pub mod timed;
 
 use std::collections::HashMap;

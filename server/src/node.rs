@@ -7,28 +7,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ballast_api::{API_VERSION, CLUSTER_VERSION, etcdserverpb as pb, leasepb, membershippb};
+use ballast_storage::StorageError;
 use ballast_storage::mvcc::{Store, StoreOptions};
 use ballast_storage::schema::{Table, meta};
-use ballast_storage::{LogPosition, StorageError};
-use bytes::Bytes;
 use prost::Message;
 use tokio_util::sync::CancellationToken;
 
 use crate::apply::{Alarms, Applier};
+use crate::bootstrap::{self, BootstrapError, Identity};
 use crate::clock::Clock;
-use crate::cluster::{self, Cluster};
+use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::config::urls::Url;
 use crate::data_dir::{DataDir, DataDirError};
 use crate::defrag::{self, Cause, Defragmenter};
 use crate::health::{Endpoints, Http};
 use crate::lease::{Lessor, expiry};
-use crate::raft::node::RaftOptions;
-use crate::raft::{ProposeError, RaftNode};
+use crate::peer::identity::Whose;
+use crate::peer::{Dial, Peers};
+use crate::raft::{End, PeerNode, ProposeError, RaftNode, RaftOptions};
 use crate::rpc::budget::Budget;
 use crate::rpc::header::Headers;
 use crate::rpc::kv::WideReads;
+use crate::rpc::members::MemberRules;
 use crate::rpc::mux::Mux;
+use crate::rpc::peer::PeerMux;
 use crate::rpc::{Context, Limits, RequestIds, WholeReads};
 use crate::serve::{Connections, Listener, Served};
 use crate::spans::Exporting;
@@ -38,6 +41,10 @@ use crate::{compactor, metrics};
 
 /// How long open requests may go on once the member stops.
 const DRAIN: Duration = Duration::from_secs(2);
+/// Between pings of connections that peers made.
+const PEER_PING_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a member that was removed still takes part.
+const REMOVED_LINGER: Duration = Duration::from_secs(1);
 /// Between attempts to publish this member's name.
 const PUBLISH_RETRY: Duration = Duration::from_millis(100);
 /// The engine's own page cache; current values have a cache of their own. Half of it is for pages not yet written: a batch of the committer's
@@ -53,12 +60,8 @@ pub enum StartError {
     Storage(#[from] StorageError),
     #[error("listen on {url}: {source}")]
     Listen { url: Url, source: std::io::Error },
-    #[error("clusters of several members come with a later release: --initial-cluster names {0}")]
-    SeveralMembers(usize),
-    #[error(
-        "--initial-cluster-state=existing needs a data directory or a cluster to join, which a later release can"
-    )]
-    NothingToJoin,
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
     #[error("{path} holds a member record that cannot be read: {why}")]
     Unreadable { path: PathBuf, why: String },
     #[error(transparent)]
@@ -67,6 +70,8 @@ pub enum StartError {
     Tracing(String),
     #[error("stopped while starting: {0}")]
     Stopped(String),
+    #[error(transparent)]
+    Ended(End),
 }
 
 /// A running member.
@@ -89,13 +94,13 @@ impl Node {
         let spans = spans.map_err(StartError::Tracing)?;
         let data_dir = DataDir::open(&config.data_dir, config.wal_dir.as_deref())?;
         let store = open_store(&config, &data_dir).await?;
-        let identity = identity(&config, &store, &data_dir)?;
+        let identity = bootstrap::identity(&config, &store, &data_dir.db).await?;
         let clock = Clock::default();
         let lessor = Lessor::new(clock, config.lease_checkpoint_interval());
-        let member = Parts::load(identity, Arc::clone(&store), lessor)?;
+        let member = Parts::load(&identity, Arc::clone(&store), lessor)?;
         metrics::start(identity.member_id, &config);
 
-        let raft = member.start_raft(&config, &data_dir).await?;
+        let raft = member.start_raft(&config, &identity, &data_dir).await?;
         let stop = CancellationToken::new();
         let context = Arc::new(Context {
             headers: Headers::new(&raft, &member.cluster),
@@ -109,6 +114,11 @@ impl Node {
                 lease_ttl_secs_min: config.lease_ttl_secs_min(),
                 slow_request: config.warn_request_after,
                 slow_apply: config.warn_apply_after,
+            },
+            rules: MemberRules {
+                strict: config.strict_reconfig_check,
+                learners_max: config.learners_max,
+                clock,
             },
             budget: Budget::new(config.response_memory_bytes),
             watch: config.watch_config(),
@@ -136,19 +146,29 @@ impl Node {
             _data_dir: data_dir,
         };
         node.start_loops(&config);
-        node.publish(&config).await?;
-        node.serve(listeners, &config);
+        // The others must reach this member before there can be a leader.
+        let http = node.serve_peers(&config)?;
+        tokio::select! {
+            published = node.publish(&config) => published?,
+            end = node.failed() => return Err(StartError::Ended(end)),
+        }
+        node.serve(listeners, &config, &http);
         node.convert();
         Ok(node)
     }
 
     /// Resolves when the member cannot go on, and says why.
-    pub async fn failed(&self) -> String {
+    pub async fn failed(&self) -> End {
         self.context.raft.failed().await
     }
 
     fn start_loops(&self, config: &Config) {
         let context = &self.context;
+        self.tasks.spawn(follow_members(
+            Arc::clone(&context.cluster),
+            Arc::clone(&context.raft),
+            self.stop.clone(),
+        ));
         self.tasks.spawn(expiry::follow_leadership(
             Arc::clone(&context.lessor),
             Arc::clone(&context.raft),
@@ -252,24 +272,43 @@ impl Node {
         }
     }
 
-    fn serve(&self, listeners: Listeners, config: &Config) {
+    fn serve_peers(&self, config: &Config) -> Result<Arc<Http>, StartError> {
         let http = Arc::new(Http::new(
             Arc::clone(&self.context),
             config.request_timeout(),
             config.http_access.clone(),
         ));
+        let mux = PeerMux::new(&self.context, Arc::clone(&http));
+        let settings = Connections {
+            concurrent_streams_max: config.concurrent_streams_max,
+            keepalive_interval: Some(PEER_PING_INTERVAL),
+            keepalive_timeout: config.election,
+            // Peers ping as often as they need to.
+            keepalive_min_time: None,
+        };
+        for url in &config.listen_peer_urls {
+            let listener = Listeners::bind_one(url, config)?;
+            let served = Served::Peer(Box::new(mux.clone()));
+            let serving = listener.serve(served, settings, self.tasks.clone(), self.stop.clone());
+            self.tasks.spawn(serving);
+            tracing::info!(address = %url, "serving peer traffic");
+        }
+        Ok(http)
+    }
+
+    fn serve(&self, listeners: Listeners, config: &Config, http: &Arc<Http>) {
         let split = !config.listen_client_http_urls.is_empty();
-        let mux = Mux::new(&self.context, (!split).then(|| Arc::clone(&http)));
+        let mux = Mux::new(&self.context, (!split).then(|| Arc::clone(http)));
         let settings = Connections {
             concurrent_streams_max: config.concurrent_streams_max,
             keepalive_interval: config.keepalive_interval,
             keepalive_timeout: config.keepalive_timeout,
-            keepalive_min_time: config.keepalive_min_time,
+            keepalive_min_time: Some(config.keepalive_min_time),
         };
         for (listener, url, traffic) in listeners.0 {
             let served = match traffic {
                 Traffic::Grpc => Served::Grpc(Box::new(mux.clone())),
-                Traffic::Http(endpoints) => Served::HttpOnly(Arc::clone(&http), endpoints),
+                Traffic::Http(endpoints) => Served::HttpOnly(Arc::clone(http), endpoints),
             };
             let serving = listener.serve(served, settings, self.tasks.clone(), self.stop.clone());
             self.tasks.spawn(serving);
@@ -281,10 +320,7 @@ impl Node {
                     tracing::info!(address = %url, "serving metrics");
                     continue;
                 }
-                Traffic::Http(Endpoints::Peer) => {
-                    tracing::info!(address = %url, "serving peer traffic");
-                    continue;
-                }
+                Traffic::Http(Endpoints::Peer) => "peer",
             };
             tracing::info!(address = %url, traffic = told, "serving client traffic insecurely; this is strongly discouraged!");
         }
@@ -329,6 +365,7 @@ impl Node {
     /// Stops taking requests, lets open ones end, and leaves everything on the disk.
     pub async fn stop(mut self) -> Result<(), StorageError> {
         tracing::info!("stopping");
+        self.context.raft.hand_over().await;
         self.stop.cancel();
         self.context.hub.close();
         drop(self.tasks);
@@ -365,8 +402,11 @@ struct Listeners(Vec<(Listener, Url, Traffic)>);
 impl Listeners {
     fn bind(config: &Config) -> Result<Self, StartError> {
         let mut bound = Vec::new();
+        // For now only to know that they are free: whoever asks for this member is to be refused, not left waiting, until it answers.
+        for url in &config.listen_peer_urls {
+            Self::bind_one(url, config)?;
+        }
         for (urls, traffic) in [
-            (&config.listen_peer_urls, Traffic::Http(Endpoints::Peer)),
             (&config.listen_client_urls, Traffic::Grpc),
             (
                 &config.listen_client_http_urls,
@@ -378,15 +418,40 @@ impl Listeners {
             ),
         ] {
             for url in urls {
-                let listener =
-                    Listener::bind(url, config).map_err(|source| StartError::Listen {
-                        url: url.clone(),
-                        source,
-                    })?;
-                bound.push((listener, url.clone(), traffic));
+                bound.push((Self::bind_one(url, config)?, url.clone(), traffic));
             }
         }
         Ok(Self(bound))
+    }
+
+    fn bind_one(url: &Url, config: &Config) -> Result<Listener, StartError> {
+        Listener::bind(url, config).map_err(|source| StartError::Listen {
+            url: url.clone(),
+            source,
+        })
+    }
+}
+
+/// Keeps the connections to the others in step with the list of members, until `stop`, or this member is none any more.
+async fn follow_members(cluster: Arc<Cluster>, raft: Arc<RaftNode>, stop: CancellationToken) {
+    let peers = Arc::clone(raft.peers());
+    let mut changes = cluster.changes();
+    loop {
+        changes.mark_unchanged();
+        let members = cluster.members();
+        for member in &members {
+            peers.set(member.id, &member.peer_ur_ls);
+        }
+        peers.retain(&|id| !cluster.is_removed(id));
+        if cluster.is_removed(cluster.member_id) {
+            // The others may need this member's word for the change to be known to all of them.
+            tokio::time::sleep(REMOVED_LINGER).await;
+            return raft.removed();
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            changed = changes.changed() => if changed.is_err() { return },
+        }
     }
 }
 
@@ -445,95 +510,6 @@ fn defragment_first(store: &Store, freed_min: u64) -> Result<(), StorageError> {
     Ok(())
 }
 
-/// Who this member is.
-#[derive(Clone, Copy, Debug)]
-struct Identity {
-    cluster_id: u64,
-    member_id: u64,
-}
-
-/// From the store, or, for a new member, from the flags: then the founding members are written as the state before the
-/// first entry, equal on all of them.
-fn identity(config: &Config, store: &Store, data_dir: &DataDir) -> Result<Identity, StartError> {
-    let stored = store.table(Table::Meta)?;
-    let id = |name: &[u8]| {
-        let (_, value) = stored.iter().find(|(key, _)| key == name)?;
-        Some(u64::from_be_bytes(value.as_ref().try_into().ok()?))
-    };
-    if let (Some(cluster_id), Some(member_id)) = (id(meta::CLUSTER_ID), id(meta::MEMBER_ID)) {
-        if config.force_new_cluster {
-            forget_others(store, member_id)?;
-        }
-        return Ok(Identity {
-            cluster_id,
-            member_id,
-        });
-    }
-    if store.applied() != LogPosition::default() {
-        return Err(StartError::Unreadable {
-            path: data_dir.db.clone(),
-            why: "it has entries but no cluster and member id".to_owned(),
-        });
-    }
-    if !config.initial_cluster_is_new {
-        return Err(StartError::NothingToJoin);
-    }
-    if config.initial_cluster.len() > 1 {
-        return Err(StartError::SeveralMembers(config.initial_cluster.len()));
-    }
-    let founders = cluster::founders(&config.initial_cluster, &config.initial_cluster_token);
-    let ids: Vec<u64> = founders.iter().map(|member| member.id).collect();
-    let own = founders
-        .iter()
-        .find(|member| member.name == config.name)
-        .map_or(0, |member| member.id);
-    let identity = Identity {
-        cluster_id: cluster::cluster_id(&ids),
-        member_id: own,
-    };
-    let mut txn = store.begin(LogPosition::default());
-    let bytes = |id: u64| Bytes::copy_from_slice(&id.to_be_bytes());
-    txn.table_put(Table::Meta, meta::CLUSTER_ID, bytes(identity.cluster_id));
-    txn.table_put(Table::Meta, meta::MEMBER_ID, bytes(identity.member_id));
-    for member in &founders {
-        // Name and client URLs are published once the member runs, as etcd does.
-        let unstarted = pb::Member {
-            name: String::new(),
-            ..member.clone()
-        };
-        txn.table_put(
-            Table::Member,
-            &member.id.to_be_bytes(),
-            unstarted.encode_to_vec().into(),
-        );
-    }
-    txn.commit();
-    store.flush()?;
-    tracing::info!(
-        cluster_id = %format!("{:x}", identity.cluster_id),
-        local_member_id = %format!("{:x}", identity.member_id),
-        "starting local member"
-    );
-    Ok(identity)
-}
-
-/// Leaves this member alone in the list of members; the others' ids are never used again.
-fn forget_others(store: &Store, member_id: u64) -> Result<(), StorageError> {
-    let at = store.applied();
-    let members = store.table(Table::Member)?;
-    let mut txn = store.begin(at);
-    for (id, _) in members {
-        if id != member_id.to_be_bytes().as_slice() {
-            txn.table_delete(Table::Member, &id);
-            txn.table_put(Table::MemberRemoved, &id, Bytes::new());
-        }
-    }
-    txn.commit();
-    // What the engine holds was synced in the log before.
-    store.set_log_synced(at.index);
-    store.flush().map(drop)
-}
-
 /// The replicated state's parts in memory.
 struct Parts {
     store: Arc<Store>,
@@ -544,7 +520,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn load(identity: Identity, store: Arc<Store>, lessor: Lessor) -> Result<Self, StartError> {
+    fn load(identity: &Identity, store: Arc<Store>, lessor: Lessor) -> Result<Self, StartError> {
         lessor.load(
             decode::<leasepb::Lease>(&store, Table::Lease)?,
             store.leased_keys(),
@@ -557,7 +533,13 @@ impl Parts {
             .into_iter()
             .find(|(key, _)| key == meta::CLUSTER_VERSION)
             .map(|(_, version)| String::from_utf8_lossy(&version).into_owned());
-        cluster.load(decode::<pb::Member>(&store, Table::Member)?, version);
+        let removed = store
+            .table(Table::MemberRemoved)?
+            .into_iter()
+            .filter_map(|(id, _)| Some(u64::from_be_bytes(id[..].try_into().ok()?)))
+            .collect();
+        let members = decode::<pb::Member>(&store, Table::Member)?;
+        cluster.load(members, removed, version);
         let watch_metrics = WatchMetrics::default();
         metrics::register(|registry| watch_metrics.register(registry));
         Ok(Self {
@@ -572,6 +554,7 @@ impl Parts {
     async fn start_raft(
         &self,
         config: &Config,
+        identity: &Identity,
         data_dir: &DataDir,
     ) -> Result<Arc<RaftNode>, StartError> {
         let applier = Arc::new(Applier {
@@ -581,7 +564,24 @@ impl Parts {
             cluster: Arc::clone(&self.cluster),
             hub: Arc::clone(&self.hub),
         });
+        let whose = Whose {
+            cluster_id: self.cluster.cluster_id,
+            member_id: self.cluster.member_id,
+        };
+        let dial = Dial {
+            ping_timeout: config.election,
+        };
+        let peers = Arc::new(Peers::new(whose, dial, Clock::default()));
+        for member in identity.known.iter().chain(&self.cluster.members()) {
+            peers.set(member.id, &member.peer_ur_ls);
+        }
+        let founders = identity.founds.then(|| {
+            let node = |member: &pb::Member| (member.id, PeerNode::at(member.peer_ur_ls.clone()));
+            self.cluster.members().iter().map(node).collect()
+        });
         let options = RaftOptions {
+            founders,
+            peers,
             max_wals: config.wals_max as usize,
             unsafe_no_fsync: config.unsafe_no_fsync,
             heartbeat: config.heartbeat,

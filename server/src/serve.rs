@@ -26,6 +26,7 @@ use crate::config::urls::{Endpoint, Url};
 use crate::gather::{self, Gather};
 use crate::health::{self, Endpoints, Http};
 use crate::rpc::mux::{Mux, Remote};
+use crate::rpc::peer::PeerMux;
 use crate::tasks::Tasks;
 use pings::Calm;
 
@@ -53,8 +54,8 @@ pub struct Connections {
     pub concurrent_streams_max: u32,
     pub keepalive_interval: Option<Duration>,
     pub keepalive_timeout: Duration,
-    /// Between two pings of a client.
-    pub keepalive_min_time: Duration,
+    /// Between two pings of a client, if that matters.
+    pub keepalive_min_time: Option<Duration>,
 }
 
 /// What is served on a listener.
@@ -63,6 +64,8 @@ pub enum Served {
     /// gRPC, and HTTP unless it has listeners of its own.
     Grpc(Box<Mux>),
     HttpOnly(Arc<Http>, Endpoints),
+    /// What members ask each other.
+    Peer(Box<PeerMux>),
 }
 
 impl Served {
@@ -70,7 +73,7 @@ impl Served {
     fn of(self, remote: Remote) -> Self {
         match self {
             Served::Grpc(mux) => Served::Grpc(Box::new(mux.of(remote))),
-            other @ Served::HttpOnly(..) => other,
+            other @ (Served::HttpOnly(..) | Served::Peer(_)) => other,
         }
     }
 }
@@ -180,6 +183,7 @@ where
             let http = Arc::clone(http);
             Either::Right(health::serve_http_only(http, *endpoints, request).boxed())
         }
+        Served::Peer(mux) => Either::Right(mux.clone().call(request)),
     });
     let stream = Gather::new(stream);
     let calm = Calm::new(

@@ -9,15 +9,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ballast_api::etcdserverpb::InternalRaftRequest;
-use ballast_server::apply::{Answer, Applied, Apply};
+use ballast_server::apply::{Answer, Applied, Apply, GroupMember};
 use ballast_server::raft::RaftOptions;
 use ballast_server::raft::command::TypeConfig;
 use ballast_server::raft::log_store::LogStore;
-use ballast_server::raft::node::open_storage;
+use ballast_server::raft::open::open_storage;
 use ballast_server::raft::state_machine::StateMachine;
 use ballast_storage::LogPosition;
 use ballast_storage::backend::Kind;
 use ballast_storage::mvcc::{Store, StoreOptions};
+use ballast_storage::schema::{Table, meta};
+use bytes::Bytes;
 use openraft::alias::{EntryOf, LogIdOf, VoteOf};
 use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
@@ -38,6 +40,12 @@ impl Apply for Nothing {
 
     fn apply_empty(&self, at: LogPosition) {
         self.0.begin(at).commit();
+    }
+
+    fn apply_membership(&self, at: LogPosition, _members: &[GroupMember], stored: Bytes) {
+        let mut txn = self.0.begin(at);
+        txn.table_put(Table::Meta, meta::RAFT_MEMBERSHIP, stored);
+        txn.commit();
     }
 }
 

@@ -54,3 +54,7 @@ generated!(
     /// Leases as stored.
     leasepb
 );
+generated!(
+    /// What members say to each other.
+    ballastpeerpb
+);

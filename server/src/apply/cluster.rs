@@ -2,12 +2,14 @@
 //!
 //! etcd: server/etcdserver/api/membership.
 
+use ballast_api::etcdserverpb::Member;
 use ballast_api::membershippb;
 use ballast_storage::mvcc::WriteTxn;
 use ballast_storage::schema::{Table, meta};
 use bytes::Bytes;
 use prost::Message;
 
+use super::GroupMember;
 use crate::cluster::Cluster;
 
 /// A member's name and client URLs. Of a member that is not known nothing is kept.
@@ -31,6 +33,40 @@ pub(super) fn set_attributes(
             member.encode_to_vec().into(),
         );
     }
+}
+
+/// The members are these. Whoever is not among them any more was removed, and its id is never used again.
+pub(super) fn set_members(txn: &mut WriteTxn<'_>, cluster: &Cluster, members: &[GroupMember]) {
+    let known = cluster.members();
+    let mut now = Vec::with_capacity(members.len());
+    for member in members {
+        let mut row = known
+            .iter()
+            .find(|row| row.id == member.id)
+            .cloned()
+            .unwrap_or_else(|| Member {
+                id: member.id,
+                ..Default::default()
+            });
+        if !member.peer_urls.is_empty() {
+            row.peer_ur_ls.clone_from(&member.peer_urls);
+        }
+        row.is_learner = member.is_learner;
+        txn.table_put(
+            Table::Member,
+            &row.id.to_be_bytes(),
+            row.encode_to_vec().into(),
+        );
+        now.push(row);
+    }
+    let gone = known
+        .iter()
+        .filter(|row| members.iter().all(|member| member.id != row.id));
+    for row in gone {
+        txn.table_delete(Table::Member, &row.id.to_be_bytes());
+        txn.table_put(Table::MemberRemoved, &row.id.to_be_bytes(), Bytes::new());
+    }
+    cluster.set_members(now);
 }
 
 pub(super) fn set_version(

@@ -17,7 +17,9 @@ use std::sync::Arc;
 
 use ballast_api::etcdserverpb as pb;
 use ballast_storage::mvcc::{Compaction, Store, WriteTxn};
+use ballast_storage::schema::{Table, meta};
 use ballast_storage::{LogPosition, ReadError, StorageError};
+use bytes::Bytes;
 
 pub use alarm::Alarms;
 
@@ -29,10 +31,21 @@ use crate::watch::Hub;
 pub trait Apply: Send + Sync + std::fmt::Debug {
     /// Applies one command. The store's applied position is `at` afterwards, whatever the answer.
     fn apply(&self, at: LogPosition, request: &pb::InternalRaftRequest) -> Applied;
-    /// An entry without a command (a new leader's first, a membership change): only the position moves.
+    /// An entry without a command (a new leader's first): only the position moves.
     fn apply_empty(&self, at: LogPosition);
+    /// From here on the group consists of these. `stored` is the Raft layer's record of it, to lie in the engine beside the list.
+    fn apply_membership(&self, at: LogPosition, members: &[GroupMember], stored: Bytes);
     /// No further entry is at hand: what was put off for the sake of several goes now.
     fn settle(&self) {}
+}
+
+/// A member as the group's membership has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupMember {
+    pub id: u64,
+    /// Empty when an older release wrote the membership: then what the list says stays.
+    pub peer_urls: Vec<String>,
+    pub is_learner: bool,
 }
 
 /// The answer to one command, equal on all replicas.
@@ -150,6 +163,13 @@ impl Apply for Applier {
 
     fn apply_empty(&self, at: LogPosition) {
         self.publish(self.store.begin(at));
+    }
+
+    fn apply_membership(&self, at: LogPosition, members: &[GroupMember], stored: Bytes) {
+        let mut txn = self.store.begin(at);
+        txn.table_put(Table::Meta, meta::RAFT_MEMBERSHIP, stored);
+        cluster::set_members(&mut txn, &self.cluster, members);
+        self.publish(txn);
     }
 
     fn settle(&self) {

@@ -70,6 +70,8 @@ pub async fn revoke_expired(
         if !raft.is_leader() {
             continue;
         }
+        // Taken before the clock is asked: whoever was paused meanwhile proposes as the leader of a term that is over, which is refused.
+        let term = raft.status().term;
         for id in lessor.expired(REVOKES_PER_SECOND_MAX / 2) {
             let Ok(permit) = Arc::clone(&in_flight).acquire_owned().await else {
                 return;
@@ -81,7 +83,7 @@ pub async fn revoke_expired(
                 ..Default::default()
             };
             tokio::spawn(async move {
-                match raft.propose(request).await {
+                match raft.propose_as_leader(term, request).await {
                     Ok(_) => {
                         crate::metrics::LEASE_EXPIRED.inc();
                         tracing::debug!(lease_id = %format!("{id:016x}"), "revoked expired lease");
@@ -109,6 +111,7 @@ pub async fn checkpoint_remaining(
             () = tokio::time::sleep(LOOP_INTERVAL) => {}
         }
         while raft.is_leader() && !stop.is_cancelled() {
+            let term = raft.status().term;
             let checkpoints = lessor.due_checkpoints(CHECKPOINTS_PER_ENTRY_MAX);
             if checkpoints.is_empty() {
                 break;
@@ -120,7 +123,7 @@ pub async fn checkpoint_remaining(
                 ..Default::default()
             };
             // What is lost here is due again after another interval.
-            match raft.propose(request).await {
+            match raft.propose_as_leader(term, request).await {
                 Ok(_) => tracing::debug!(count, "checkpointed leases"),
                 Err(error) => {
                     tracing::warn!(count, error = %error, "failed to checkpoint leases");

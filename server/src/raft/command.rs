@@ -13,7 +13,7 @@
 //!
 //! etcd: raftpb.Entry.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -21,7 +21,6 @@ use ballast_api::etcdserverpb::InternalRaftRequest;
 use ballast_storage::LogPosition;
 use ballast_storage::wal::{WalEntry, WalVote};
 use bytes::Bytes;
-use openraft::impls::EmptyNode;
 use openraft::impls::leader_id_std::LeaderId;
 use openraft::{EntryPayload, Membership, StoredMembership, alias};
 use prost::Message;
@@ -35,7 +34,7 @@ openraft::declare_raft_types!(
         D = Command,
         R = Reply,
         NodeId = u64,
-        Node = EmptyNode,
+        Node = PeerNode,
         Term = u64,
         LeaderId = LeaderId<u64, u64>,
 );
@@ -66,7 +65,25 @@ impl fmt::Display for Reply {
     }
 }
 
-/// The library demands serde of these two. Nothing here uses it, and it must stay so: bytes are made below.
+/// What the group's membership says of a member beside whether it votes: where it is reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PeerNode {
+    /// Empty in memberships of releases that ran single members; then the list of members tells.
+    pub urls: Vec<String>,
+    /// It was added as a voter and becomes one as soon as it has caught up. Until then the group does without it.
+    pub votes: bool,
+}
+
+impl PeerNode {
+    pub fn at(urls: Vec<String>) -> Self {
+        Self { urls, votes: false }
+    }
+}
+
+/// Of whom a group consists, by id.
+pub type Nodes = BTreeMap<u64, PeerNode>;
+
+/// The library demands serde of these. Nothing here uses it, and it must stay so: bytes are made below.
 macro_rules! never_serialised {
     ($($name:ident),*) => {$(
         impl Serialize for $name {
@@ -82,7 +99,7 @@ macro_rules! never_serialised {
     )*};
 }
 
-never_serialised!(Command, Reply);
+never_serialised!(Command, Reply, PeerNode);
 
 pub(crate) const KIND_BLANK: u8 = 0;
 pub(crate) const KIND_REQUEST: u8 = 1;
@@ -101,6 +118,19 @@ struct MembershipBytes {
     term: u64,
     #[prost(uint64, tag = "4")]
     index: u64,
+    /// Of `members`, those of whom more is known.
+    #[prost(message, repeated, tag = "5")]
+    nodes: Vec<NodeBytes>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct NodeBytes {
+    #[prost(uint64, tag = "1")]
+    id: u64,
+    #[prost(string, repeated, tag = "2")]
+    urls: Vec<String>,
+    #[prost(bool, tag = "3")]
+    votes: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -129,7 +159,7 @@ pub(crate) fn log_id(position: LogPosition) -> Option<LogId> {
     Some(LogId::new(committed_leader(position.term), index))
 }
 
-fn committed_leader(term: u64) -> alias::CommittedLeaderIdOf<TypeConfig> {
+pub(crate) fn committed_leader(term: u64) -> alias::CommittedLeaderIdOf<TypeConfig> {
     use openraft::vote::RaftLeaderId;
     // A committed leader of this kind is its term alone.
     LeaderId { term, voted_for: 0 }.to_committed()
@@ -182,7 +212,7 @@ pub(crate) fn decode_entry(entry: &WalEntry) -> Result<Entry, CommandError> {
     })
 }
 
-fn membership_bytes(membership: &Membership<u64, EmptyNode>, at: LogPosition) -> MembershipBytes {
+fn membership_bytes(membership: &Membership<u64, PeerNode>, at: LogPosition) -> MembershipBytes {
     MembershipBytes {
         configurations: membership
             .get_joint_config()
@@ -194,10 +224,18 @@ fn membership_bytes(membership: &Membership<u64, EmptyNode>, at: LogPosition) ->
         members: membership.nodes().map(|(id, _)| *id).collect(),
         term: at.term,
         index: at.index,
+        nodes: membership
+            .nodes()
+            .map(|(id, node)| NodeBytes {
+                id: *id,
+                urls: node.urls.clone(),
+                votes: node.votes,
+            })
+            .collect(),
     }
 }
 
-fn membership(bytes: MembershipBytes) -> Result<Membership<u64, EmptyNode>, CommandError> {
+fn membership(bytes: MembershipBytes) -> Result<Membership<u64, PeerNode>, CommandError> {
     let configurations: Vec<BTreeSet<u64>> = bytes
         .configurations
         .into_iter()
@@ -206,11 +244,18 @@ fn membership(bytes: MembershipBytes) -> Result<Membership<u64, EmptyNode>, Comm
     if configurations.is_empty() {
         return Ok(Membership::default());
     }
-    let members: std::collections::BTreeMap<u64, EmptyNode> = bytes
+    let mut members: Nodes = bytes
         .members
         .into_iter()
-        .map(|id| (id, EmptyNode::default()))
+        .map(|id| (id, PeerNode::default()))
         .collect();
+    members.extend(bytes.nodes.into_iter().map(|node| {
+        let known = PeerNode {
+            urls: node.urls,
+            votes: node.votes,
+        };
+        (node.id, known)
+    }));
     Membership::new(configurations, members)
         .map_err(|error| CommandError::Membership(error.to_string()))
 }
@@ -233,9 +278,9 @@ pub(crate) fn decode_stored(bytes: &[u8]) -> Result<Stored, CommandError> {
 
 /// What a directory made from a snapshot holds under `RAFT_MEMBERSHIP`, so that its members begin as a group.
 pub fn restored_membership(voters: impl IntoIterator<Item = u64>, at: LogPosition) -> Bytes {
-    let members: std::collections::BTreeMap<u64, EmptyNode> = voters
+    let members: Nodes = voters
         .into_iter()
-        .map(|id| (id, EmptyNode::default()))
+        .map(|id| (id, PeerNode::default()))
         .collect();
     encode_stored(&StoredMembership::new(
         log_id(at),
@@ -244,8 +289,8 @@ pub fn restored_membership(voters: impl IntoIterator<Item = u64>, at: LogPositio
 }
 
 /// The payload of an entry after which `member_id` alone votes.
-pub(crate) fn alone(member_id: u64) -> Bytes {
-    let members = std::collections::BTreeMap::from([(member_id, EmptyNode::default())]);
+pub(crate) fn alone(member_id: u64, node: PeerNode) -> Bytes {
+    let members = Nodes::from([(member_id, node)]);
     let membership = Membership::from(members);
     Bytes::from(membership_bytes(&membership, LogPosition::default()).encode_to_vec())
 }
@@ -274,7 +319,7 @@ mod tests {
 
     use super::*;
 
-    fn entry(payload: EntryPayload<Command, u64, EmptyNode>) -> Entry {
+    fn entry(payload: EntryPayload<Command, u64, PeerNode>) -> Entry {
         Entry {
             log_id: log_id(LogPosition { term: 3, index: 7 }).unwrap(),
             payload,
@@ -301,9 +346,9 @@ mod tests {
         let members = Membership::new(
             vec![BTreeSet::from([1, 2]), BTreeSet::from([2, 3])],
             [1, 2, 3, 4]
-                .map(|id| (id, EmptyNode::default()))
+                .map(|id| (id, PeerNode::at(vec![format!("http://h:{id}")])))
                 .into_iter()
-                .collect::<std::collections::BTreeMap<_, _>>(),
+                .collect::<Nodes>(),
         )
         .unwrap();
         let bytes = encode_entry(&entry(EntryPayload::Membership(members.clone())));

@@ -2,12 +2,21 @@
 //!
 //! etcd: server/etcdserver/raft.go and the raft library.
 
+mod barrier;
 pub mod command;
+mod forward;
+mod leadership;
 pub mod log_store;
+pub mod members;
 pub mod node;
+pub mod open;
+mod receive;
 pub mod state_machine;
 #[cfg(test)]
 mod tests;
+mod transfer;
 pub mod transport;
+mod wire;
 
-pub use node::{ProposeError, RaftNode, RaftOptions, RaftStatus, StartError};
+pub use command::{Nodes, PeerNode};
+pub use node::{End, ProposeError, RaftNode, RaftOptions, RaftStatus, StartError};

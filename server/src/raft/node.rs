@@ -6,28 +6,34 @@
 //!
 //! etcd: server/etcdserver/v3_server.go (the proposing half), server/etcdserver/raft.go.
 
-use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use ballast_api::ballastpeerpb::refusal::Reason;
 use ballast_api::etcdserverpb::InternalRaftRequest;
+use ballast_storage::StorageError;
 use ballast_storage::mvcc::Store;
-use ballast_storage::wal::{Identity, Unobserved, Wal, WalEntry, WalObserver, WalOptions, WalVote};
-use ballast_storage::{LogPosition, StorageError};
-use openraft::async_runtime::watch::WatchReceiver;
-use openraft::errors::{ClientWriteError, LinearizableReadError, RaftError};
-use openraft::impls::EmptyNode;
-use openraft::metrics::RaftServerMetrics;
-use openraft::{Config, Raft, ReadPolicy, ServerState, SnapshotPolicy};
-use tokio::sync::watch;
+use ballast_storage::wal::{Identity, Unobserved, Wal, WalObserver, WalOptions};
+use openraft::errors::{ClientWriteError, RaftError};
+use openraft::impls::ProgressResponder;
+use openraft::raft::ClientWriteResult;
+use openraft::{Config, Raft, SnapshotPolicy, StepDownPolicy};
+use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
 use crate::apply::{Applied, Apply};
-use crate::raft::command::{Command, KIND_MEMBERSHIP, TypeConfig, alone, position};
+use crate::clock::Clock;
+use crate::peer::identity::Whose;
+use crate::peer::{Dial, Peers};
+use crate::raft::barrier::Barrier;
+use crate::raft::command::{Command, Nodes, PeerNode, TypeConfig, committed_leader, position};
+use crate::raft::forward::{Forwarder, Outcome, Waiting, request_id};
+use crate::raft::leadership::Heard;
 use crate::raft::log_store::LogStore;
+use crate::raft::open::open_parts;
 use crate::raft::state_machine::{StateError, StateMachine};
 use crate::raft::transport::Transport;
 
@@ -36,6 +42,9 @@ const APPLY_GAP_MAX: u64 = 5000;
 
 /// A read that waits longer for its barrier is counted as slow (etcd: readIndexRetryTime).
 const SLOW_BARRIER: Duration = Duration::from_millis(500);
+
+/// Between a refusal and the next attempt at whoever leads then.
+const REFUSED_RETRY: Duration = Duration::from_millis(10);
 
 /// Called around each command that is applied: the place to time it, since `apply` reads no clock.
 pub trait ApplyObserver: Send + Sync + std::fmt::Debug {
@@ -84,8 +93,9 @@ pub struct RaftStatus {
 pub struct RaftOptions {
     pub member_id: u64,
     pub cluster_id: u64,
-    /// The voters of a new group; only looked at when the log is empty.
-    pub initial_voters: Vec<u64>,
+    /// The voters of a new group, equal on all of them; only looked at when the log is empty. None joins a group that there is.
+    pub founders: Option<Nodes>,
+    pub peers: Arc<Peers>,
     /// From here on this member alone votes, whoever did before: etcd's force-new-cluster. A new member has nobody to leave.
     pub force_alone: bool,
     /// `member/wal`.
@@ -104,10 +114,18 @@ pub struct RaftOptions {
 
 impl RaftOptions {
     pub fn new(member_id: u64, cluster_id: u64, wal_dir: impl Into<PathBuf>) -> Self {
+        let whose = Whose {
+            cluster_id,
+            member_id,
+        };
+        let dial = Dial {
+            ping_timeout: Duration::from_secs(1),
+        };
         Self {
             member_id,
             cluster_id,
-            initial_voters: vec![member_id],
+            founders: Some(Nodes::from([(member_id, PeerNode::default())])),
+            peers: Arc::new(Peers::new(whose, dial, Clock::default())),
             force_alone: false,
             wal_dir: wal_dir.into(),
             max_wals: 5,
@@ -121,7 +139,7 @@ impl RaftOptions {
         }
     }
 
-    fn wal(&self) -> WalOptions {
+    pub(crate) fn wal(&self) -> WalOptions {
         let identity = Identity {
             cluster_id: self.cluster_id,
             member_id: self.member_id,
@@ -155,6 +173,7 @@ impl RaftOptions {
             snapshot_policy: SnapshotPolicy::Never,
             max_in_snapshot_log_to_keep: self.catchup_entries,
             replication_lag_threshold: self.catchup_entries,
+            removed_leader_step_down: StepDownPolicy::After(heartbeat),
             ..Config::default()
         }
     }
@@ -175,28 +194,19 @@ fn raft_error(error: impl Display) -> StartError {
     StartError::Raft(error.to_string())
 }
 
-/// Makes the log of a directory written from a snapshot: it begins behind `at`, which the engine holds.
-pub fn begin_restored_log(options: &RaftOptions, at: LogPosition) -> Result<(), StorageError> {
-    let wal = Wal::open(WalOptions {
-        start: at,
-        ..options.wal()
-    })?;
-    let vote = WalVote {
-        term: at.term,
-        voted_for: Some(options.member_id),
-        committed: false,
-    };
-    // Whether it succeeded shows at closing.
-    wal.save_vote(vote, Box::new(|_| ()));
-    wal.close().map_err(|error| {
-        let source = std::io::Error::other(error);
-        StorageError::io("begin a log in", &options.wal_dir, source)
-    })
+/// Why a member cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum End {
+    #[error("{0}")]
+    Failed(String),
+    /// By the others: nothing is wrong here.
+    #[error("the member has been permanently removed from the cluster")]
+    Removed,
 }
 
 /// The first error after which this member must stop. Set once.
 #[derive(Clone, Debug)]
-pub(crate) struct Failure(watch::Sender<Option<String>>);
+pub(crate) struct Failure(watch::Sender<Option<End>>);
 
 impl Failure {
     pub(crate) fn new() -> Self {
@@ -204,11 +214,20 @@ impl Failure {
     }
 
     pub(crate) fn set(&self, error: &impl Display) {
+        self.end(End::Failed(error.to_string()));
+    }
+
+    /// The others say that this member is none of them any more.
+    pub(crate) fn set_removed(&self) {
+        self.end(End::Removed);
+    }
+
+    fn end(&self, end: End) {
         self.0.send_if_modified(|held| {
             if held.is_some() {
                 return false;
             }
-            *held = Some(error.to_string());
+            *held = Some(end);
             true
         });
     }
@@ -217,17 +236,28 @@ impl Failure {
 /// A running member of the group.
 pub struct RaftNode {
     raft: Raft<TypeConfig, StateMachine>,
-    wal: Arc<Wal>,
+    pub(super) wal: Arc<Wal>,
     log: LogStore,
-    member_id: u64,
+    pub(super) member_id: u64,
+    peers: Arc<Peers>,
+    forwarder: Forwarder,
+    waiting: Arc<Waiting>,
+    pub(super) barrier: Barrier,
+    pub(super) heard: Heard,
+    pub(super) wake_leadership: Notify,
     applied: watch::Receiver<u64>,
-    changes: watch::Receiver<RaftStatus>,
+    pub(super) published: watch::Sender<RaftStatus>,
     /// This member leads, is the only voter, and has applied everything of earlier terms: nobody else can commit anything.
-    leads_alone: Arc<AtomicBool>,
-    leads: Arc<AtomicBool>,
+    pub(super) leads_alone: AtomicBool,
+    pub(super) leads: AtomicBool,
+    /// Membership changes under way: from before they are proposed.
+    pub(super) changing: AtomicUsize,
+    pub(super) changes_lock: tokio::sync::Mutex<()>,
     stopping: watch::Sender<bool>,
-    failure: Failure,
-    timeout: Duration,
+    pub(super) failure: Failure,
+    pub(super) timeout: Duration,
+    pub(super) heartbeat: Duration,
+    pub(super) election: Duration,
 }
 
 impl std::fmt::Debug for RaftNode {
@@ -238,8 +268,15 @@ impl std::fmt::Debug for RaftNode {
     }
 }
 
+/// How a proposal to this member's own log ended, when it was not applied.
+enum NotApplied {
+    /// It is not in the log and will not be.
+    Refused,
+    Error(ProposeError),
+}
+
 impl RaftNode {
-    /// Opens the log, makes a group of `initial_voters` when there is none, and takes part. Returns when the log is recovered; a leader is
+    /// Opens the log, makes a group of the founders when there is none, and takes part. Returns when the log is recovered; a leader is
     /// known later.
     pub async fn start(
         options: RaftOptions,
@@ -247,55 +284,69 @@ impl RaftNode {
         apply: Arc<dyn Apply>,
     ) -> Result<Arc<Self>, StartError> {
         let opening = (options.clone(), Arc::clone(&store));
-        let (wal, log, machine, failure) = tokio::task::spawn_blocking(move || {
+        let parts = tokio::task::spawn_blocking(move || {
             let (options, store) = opening;
             open_parts(&options, &store, apply)
         })
         .await
         .map_err(raft_error)??;
-        let applied = machine.applied();
+        let applied = parts.machine.applied();
         let config = options.config().validate().map_err(raft_error)?;
+        let transport = Transport {
+            peers: Arc::clone(&options.peers),
+            failure: parts.failure.clone(),
+        };
         let raft = Raft::new(
             options.member_id,
             Arc::new(config),
-            Transport,
-            log.clone(),
-            machine,
+            transport,
+            parts.log.clone(),
+            parts.machine,
         )
         .await
         .map_err(raft_error)?;
 
-        if !raft.is_initialized().await.map_err(raft_error)? {
-            let voters: BTreeMap<u64, EmptyNode> = options
-                .initial_voters
-                .iter()
-                .map(|id| (*id, EmptyNode::default()))
-                .collect();
-            raft.initialize(voters).await.map_err(raft_error)?;
+        if let Some(founders) = &options.founders
+            && !raft.is_initialized().await.map_err(raft_error)?
+        {
+            raft.initialize(founders.clone())
+                .await
+                .map_err(raft_error)?;
         }
 
-        let (sender, changes) = watch::channel(RaftStatus::default());
         let node = Arc::new(Self {
             raft,
-            wal,
-            log,
+            wal: parts.wal,
+            log: parts.log,
             member_id: options.member_id,
+            forwarder: Forwarder::new(Arc::clone(&options.peers), Arc::clone(&parts.waiting)),
+            peers: options.peers,
+            waiting: parts.waiting,
+            barrier: Barrier::default(),
+            heard: Heard::default(),
+            wake_leadership: Notify::new(),
             applied,
-            changes,
-            leads_alone: Arc::default(),
-            leads: Arc::default(),
+            published: watch::channel(RaftStatus::default()).0,
+            leads_alone: AtomicBool::default(),
+            leads: AtomicBool::default(),
+            changing: AtomicUsize::default(),
+            changes_lock: tokio::sync::Mutex::default(),
             stopping: watch::channel(false).0,
-            failure,
+            failure: parts.failure,
             // etcd's: 5 s for the disk's queue, and time for an election.
             timeout: Duration::from_secs(5) + 2 * options.election,
+            heartbeat: options.heartbeat,
+            election: options.election,
         });
-        tokio::spawn(Arc::clone(&node).follow_leadership(sender));
+        tokio::spawn(Arc::clone(&node).follow_leadership());
+        tokio::spawn(Arc::clone(&node).run_barriers());
+        tokio::spawn(Arc::clone(&node).admit_pending_voters());
         tokio::spawn(Arc::clone(&node).purge_regularly(options.snapshot_count));
         node.elect_at_once_when_alone().await?;
         Ok(node)
     }
 
-    /// Replicates a command and waits until it is applied here.
+    /// Replicates a command and waits until it is applied here, whoever leads.
     ///
     /// The command, with room for each kind of request nearly two kilobytes long, is on the heap before a future has to carry it.
     pub fn propose(
@@ -307,6 +358,133 @@ impl RaftNode {
     }
 
     async fn propose_command(&self, command: Command) -> Result<Applied, ProposeError> {
+        self.room_for_proposals()?;
+        timeout(self.timeout, async {
+            // Mostly this member leads, and nothing need be looked up.
+            if self.leads.load(Ordering::Acquire) {
+                match self.write(command.clone()).await {
+                    Ok(applied) => return Ok(applied),
+                    Err(NotApplied::Error(error)) => return Err(error),
+                    Err(NotApplied::Refused) => {}
+                }
+            }
+            Box::pin(self.propose_to_whoever_leads(command)).await
+        })
+        .await
+        .map_err(|_| ProposeError::Timeout)?
+    }
+
+    /// Until a leader takes it. What was taken is never proposed again.
+    async fn propose_to_whoever_leads(&self, command: Command) -> Result<Applied, ProposeError> {
+        loop {
+            let leader = self.wait_for_leader().await?;
+            let outcome = if leader == self.member_id {
+                self.write(command.clone()).await
+            } else {
+                self.pass_on(leader, &command.0).await
+            };
+            match outcome {
+                Ok(applied) => return Ok(applied),
+                Err(NotApplied::Error(error)) => return Err(error),
+                // Another leader is being made, or this one is about to know that it leads.
+                Err(NotApplied::Refused) => tokio::time::sleep(REFUSED_RETRY).await,
+            }
+        }
+    }
+
+    /// To this member's own log.
+    async fn write(&self, command: Command) -> Result<Applied, NotApplied> {
+        let written = self.raft.client_write(command).await;
+        self.written(written)
+    }
+
+    fn written(
+        &self,
+        written: Result<
+            openraft::raft::ClientWriteResponse<TypeConfig>,
+            RaftError<TypeConfig, ClientWriteError<TypeConfig>>,
+        >,
+    ) -> Result<Applied, NotApplied> {
+        match written {
+            Ok(response) => response
+                .data
+                .0
+                .ok_or(NotApplied::Error(ProposeError::Stopping)),
+            Err(RaftError::APIError(ClientWriteError::ForwardToLeader(_))) => {
+                Err(NotApplied::Refused)
+            }
+            // It may still be committed by another leader.
+            Err(RaftError::APIError(error)) => {
+                tracing::warn!(%error, "the outcome of a proposal is unknown");
+                Err(NotApplied::Error(ProposeError::Timeout))
+            }
+            Err(RaftError::Fatal(error)) => {
+                if !*self.stopping.borrow() {
+                    self.failure.set(&error);
+                }
+                Err(NotApplied::Error(ProposeError::Stopping))
+            }
+        }
+    }
+
+    /// To the log of another member, which leads.
+    async fn pass_on(
+        &self,
+        leader: u64,
+        request: &InternalRaftRequest,
+    ) -> Result<Applied, NotApplied> {
+        let mut expected = self.waiting.expect(request_id(request));
+        self.forwarder.send(leader, request).await;
+        let mut stopping = self.stopping.subscribe();
+        let outcome = tokio::select! {
+            outcome = expected.outcome() => outcome,
+            _ = stopping.wait_for(|stopping| *stopping) => None,
+        };
+        match outcome {
+            Some(Outcome::Applied(applied)) => Ok(applied),
+            Some(Outcome::Refused(Reason::Overloaded)) => {
+                Err(NotApplied::Error(ProposeError::Overloaded))
+            }
+            Some(Outcome::Refused(Reason::NoSpace)) => {
+                Err(NotApplied::Error(ProposeError::NoSpace))
+            }
+            Some(Outcome::Refused(_)) => Err(NotApplied::Refused),
+            None => Err(NotApplied::Error(ProposeError::Stopping)),
+        }
+    }
+
+    /// To this member's own log, and only as the leader of `term`: for what only that leader may decide. Never passed on.
+    pub async fn propose_as_leader(
+        &self,
+        term: u64,
+        request: impl Into<Arc<InternalRaftRequest>>,
+    ) -> Result<Applied, ProposeError> {
+        self.room_for_proposals()?;
+        let command = Command(request.into());
+        let (responder, outcome) =
+            ProgressResponder::<TypeConfig, ClientWriteResult<TypeConfig>>::complete_only();
+        let proposed = self
+            .raft
+            .write(command)
+            .with_leader(committed_leader(term))
+            .responder(responder)
+            .await;
+        if proposed.is_err() {
+            return Err(ProposeError::Stopping);
+        }
+        let written = timeout(self.timeout, outcome)
+            .await
+            .map_err(|_| ProposeError::Timeout)?
+            .map_err(|_| ProposeError::Stopping)?;
+        match self.written(written.map_err(RaftError::APIError)) {
+            Ok(applied) => Ok(applied),
+            Err(NotApplied::Refused) => Err(ProposeError::NoLeader),
+            Err(NotApplied::Error(error)) => Err(error),
+        }
+    }
+
+    /// Whether this member takes proposals now.
+    pub(super) fn room_for_proposals(&self) -> Result<(), ProposeError> {
         let gap = self
             .log
             .committed_index()
@@ -317,38 +495,16 @@ impl RaftNode {
         if !self.wal.has_room() {
             return Err(ProposeError::NoSpace);
         }
-        timeout(self.timeout, async {
-            if !self.leads.load(Ordering::Acquire) {
-                Box::pin(self.wait_for_leader()).await?;
-            }
-            match self.raft.client_write(command).await {
-                Ok(response) => response.data.0.ok_or(ProposeError::Stopping),
-                Err(RaftError::APIError(ClientWriteError::ForwardToLeader(_))) => {
-                    Err(ProposeError::NoLeader)
-                }
-                Err(RaftError::APIError(error)) => {
-                    tracing::warn!(%error, "a proposal was refused");
-                    Err(ProposeError::Timeout)
-                }
-                Err(RaftError::Fatal(error)) => {
-                    if !*self.stopping.borrow() {
-                        self.failure.set(&error);
-                    }
-                    Err(ProposeError::Stopping)
-                }
-            }
-        })
-        .await
-        .map_err(|_| ProposeError::Timeout)?
+        Ok(())
     }
 
-    /// Where this member does not lead already.
-    async fn wait_for_leader(&self) -> Result<(), ProposeError> {
-        let mut changes = self.changes.clone();
+    /// Who leads, once anybody does.
+    pub async fn wait_for_leader(&self) -> Result<u64, ProposeError> {
+        let mut changes = self.changes();
         let mut stopping = self.stopping.subscribe();
         tokio::select! {
             known = changes.wait_for(|status| status.leader != 0) => {
-                known.map(drop).map_err(|_| ProposeError::Stopping)
+                known.map(|status| status.leader).map_err(|_| ProposeError::Stopping)
             }
             _ = stopping.wait_for(|stopping| *stopping) => Err(ProposeError::Stopping),
         }
@@ -366,7 +522,11 @@ impl RaftNode {
     }
 
     async fn wait_for_barrier(&self) -> Result<(), ProposeError> {
-        let asked = self.ask_for_barrier();
+        let asked = async {
+            timeout(self.timeout, self.barrier.pass())
+                .await
+                .map_err(|_| ProposeError::Timeout)?
+        };
         tokio::pin!(asked);
         if let Ok(answered) = timeout(SLOW_BARRIER, asked.as_mut()).await {
             return answered;
@@ -377,31 +537,6 @@ impl RaftNode {
             crate::metrics::READ_INDEXES_FAILED.inc();
         }
         answered
-    }
-
-    async fn ask_for_barrier(&self) -> Result<(), ProposeError> {
-        timeout(self.timeout, async {
-            loop {
-                if !self.leads.load(Ordering::Acquire) {
-                    self.wait_for_leader().await?;
-                }
-                if self.leads_alone.load(Ordering::Acquire) {
-                    return Ok(());
-                }
-                match self.raft.ensure_linearizable(ReadPolicy::ReadIndex).await {
-                    Ok(_) => return Ok(()),
-                    Err(RaftError::APIError(LinearizableReadError::ForwardToLeader(_))) => {
-                        return Err(ProposeError::NoLeader);
-                    }
-                    Err(RaftError::APIError(_)) => {
-                        tokio::time::sleep(Duration::from_millis(10)).await;
-                    }
-                    Err(RaftError::Fatal(_)) => return Err(ProposeError::Stopping),
-                }
-            }
-        })
-        .await
-        .map_err(|_| ProposeError::Timeout)?
     }
 
     /// The last index applied here, for those who wait for one.
@@ -419,7 +554,7 @@ impl RaftNode {
             last_index: self.wal.last().index,
             committed_index: self.log.committed_index(),
             applied_index: *self.applied.borrow(),
-            ..*self.changes.borrow()
+            ..*self.published.borrow()
         }
     }
 
@@ -430,18 +565,39 @@ impl RaftNode {
 
     /// Changes whenever the leader, the term or [`Self::is_leader`] does. Its indexes are as of then; `status` has the newest.
     pub fn changes(&self) -> watch::Receiver<RaftStatus> {
-        self.changes.clone()
+        self.published.subscribe()
     }
 
-    /// Waits for an error after which this member must stop, and says what it was.
-    pub async fn failed(&self) -> String {
+    pub fn member_id(&self) -> u64 {
+        self.member_id
+    }
+
+    pub fn peers(&self) -> &Arc<Peers> {
+        &self.peers
+    }
+
+    pub(super) fn raft(&self) -> &Raft<TypeConfig, StateMachine> {
+        &self.raft
+    }
+
+    pub(super) fn stopping(&self) -> watch::Receiver<bool> {
+        self.stopping.subscribe()
+    }
+
+    /// Waits for something after which this member must stop, and says what it was.
+    pub async fn failed(&self) -> End {
         let mut failure = self.failure.0.subscribe();
         let held = failure.wait_for(Option::is_some).await;
         match held.as_deref() {
-            Ok(Some(error)) => error.clone(),
+            Ok(Some(end)) => end.clone(),
             // The sender lives in self.
             _ => std::future::pending().await,
         }
+    }
+
+    /// This member is none of the group any more.
+    pub fn removed(&self) {
+        self.failure.set_removed();
     }
 
     /// Stops taking part and closes the log. Proposals under way end with `Stopping`.
@@ -457,54 +613,6 @@ impl RaftNode {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::error!(%error, "closing the write-ahead log"),
             Err(error) => tracing::error!(%error, "closing the write-ahead log"),
-        }
-    }
-
-    /// Keeps `changes` and the two flags in step with the library.
-    async fn follow_leadership(self: Arc<Self>, sender: watch::Sender<RaftStatus>) {
-        let mut metrics = self.raft.server_metrics();
-        let mut applied = self.applied.clone();
-        let mut stopping = self.stopping.subscribe();
-        loop {
-            let now: RaftServerMetrics<TypeConfig> = metrics.borrow_watched().clone();
-            let leads = now.state == ServerState::Leader && now.vote.committed;
-            if leads {
-                // A leader's first entry commits everything before it; until it is applied here, reads would miss some.
-                let term = Some(now.vote.leader_id.term);
-                tokio::select! {
-                    _ = applied.wait_for(|applied| self.wal.term_of(*applied) == term) => {}
-                    changed = metrics.changed() => {
-                        if changed.is_err() { return; }
-                        continue;
-                    }
-                    _ = stopping.wait_for(|stopping| *stopping) => return,
-                }
-            }
-            let membership = now.committed_membership_config.membership();
-            let mut voters = membership.voter_ids();
-            let alone = voters.next() == Some(self.member_id) && voters.next().is_none();
-            drop(voters);
-            // Who leads may be known before this member may act as the leader: both are news.
-            let led = self.leads.swap(leads, Ordering::AcqRel);
-            self.leads_alone.store(leads && alone, Ordering::Release);
-            let is_learner = membership.learner_ids().any(|id| id == self.member_id);
-            let status = RaftStatus {
-                leader: now.current_leader.unwrap_or_default(),
-                term: now.vote.leader_id.term,
-                is_learner,
-                ..self.status()
-            };
-            sender.send_if_modified(|held| {
-                let news = led != leads
-                    || (held.leader, held.term, held.is_learner)
-                        != (status.leader, status.term, status.is_learner);
-                *held = status;
-                news
-            });
-            tokio::select! {
-                changed = metrics.changed() => if changed.is_err() { return; },
-                _ = stopping.wait_for(|stopping| *stopping) => return,
-            }
         }
     }
 
@@ -560,103 +668,4 @@ impl RaftNode {
         }
         Ok(())
     }
-}
-
-type Parts = (Arc<Wal>, LogStore, StateMachine, Failure);
-
-fn open_parts(
-    options: &RaftOptions,
-    store: &Arc<Store>,
-    apply: Arc<dyn Apply>,
-) -> Result<Parts, StartError> {
-    if store.applied().index > 0 && !Wal::exists(&options.wal_dir)? {
-        return Err(StartError::Storage(StorageError::Damaged {
-            path: options.wal_dir.clone(),
-            offset: 0,
-            what: "the engine holds entries, and their log is missing".to_owned(),
-        }));
-    }
-    let wal = Wal::open(options.wal())?;
-    check_log_reaches_engine(&wal, store, options)?;
-    if options.force_alone && wal.last() != LogPosition::default() {
-        force_alone(&wal, options)?;
-    }
-    let failure = Failure::new();
-    let on_failure = failure.clone();
-    store.on_failure(Box::new(move |error| on_failure.set(&error)));
-    let on_failure = failure.clone();
-    wal.on_failure(Box::new(move |error| on_failure.set(&error)));
-    let log = LogStore::new(Arc::clone(&wal), Arc::clone(store), failure.clone());
-    let observer = Arc::clone(&options.apply_observer);
-    let machine = StateMachine::new(Arc::clone(store), apply, observer, failure.clone())?;
-    Ok((wal, log, machine, failure))
-}
-
-/// Ends the group that was: a membership of this member alone is appended as if its leader had said so. Everything in the log
-/// stays, since this member cannot know what of it was acknowledged to a client; etcd drops what was not known to be committed.
-fn force_alone(wal: &Wal, options: &RaftOptions) -> Result<(), StorageError> {
-    let last = wal.last();
-    let term = wal
-        .vote()
-        .map_or(last.term, |vote| vote.term.max(last.term));
-    let entry = WalEntry {
-        position: LogPosition {
-            term,
-            index: last.index + 1,
-        },
-        kind: KIND_MEMBERSHIP,
-        payload: alone(options.member_id),
-    };
-    tracing::warn!(
-        local_member_id = %format!("{:x}", options.member_id),
-        index = entry.position.index,
-        "forcing a new cluster of this member alone"
-    );
-    let (sender, synced) = std::sync::mpsc::channel();
-    wal.append(
-        vec![entry],
-        Box::new(move |result| {
-            // The other end waits below.
-            let _ = sender.send(result);
-        }),
-    );
-    let failed = |error: String| {
-        let source = std::io::Error::other(error);
-        StorageError::io("append a membership to", &options.wal_dir, source)
-    };
-    match synced.recv() {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(failed(error.to_string())),
-        Err(error) => Err(failed(error.to_string())),
-    }
-}
-
-/// What the library is built on, without the library: for its own storage suite.
-pub fn open_storage(
-    options: &RaftOptions,
-    store: &Arc<Store>,
-    apply: Arc<dyn Apply>,
-) -> Result<(LogStore, StateMachine), StartError> {
-    let (_, log, machine, _) = open_parts(options, store, apply)?;
-    Ok((log, machine))
-}
-
-/// The engine holds only entries that were synced in the log before. A log that ends earlier is another one, or lost its end.
-fn check_log_reaches_engine(
-    wal: &Wal,
-    store: &Store,
-    options: &RaftOptions,
-) -> Result<(), StorageError> {
-    let (last, applied) = (wal.last(), store.applied());
-    if applied.index > last.index && !options.unsafe_no_fsync {
-        return Err(StorageError::Damaged {
-            path: options.wal_dir.clone(),
-            offset: 0,
-            what: format!(
-                "the log ends at index {}, the engine holds index {}: the end of the log is missing",
-                last.index, applied.index
-            ),
-        });
-    }
-    Ok(())
 }

@@ -5,6 +5,7 @@
 //!
 //! etcd: the apply loop of server/etcdserver/server.go.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
@@ -18,10 +19,12 @@ use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder, StoredMembership
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::apply::Apply;
+use crate::apply::{Apply, GroupMember};
 use crate::raft::command::{
-    CommandError, LogId, Reply, Stored, TypeConfig, decode_stored, encode_stored, log_id, position,
+    CommandError, LogId, PeerNode, Reply, Stored, TypeConfig, decode_stored, encode_stored, log_id,
+    position,
 };
+use crate::raft::forward::Waiting;
 use crate::raft::node::{ApplyObserver, Failure};
 
 /// Entries after which watchers are told, even if more are at hand: a millisecond's work or less.
@@ -39,6 +42,8 @@ pub struct StateMachine {
     store: Arc<Store>,
     apply: Arc<dyn Apply>,
     observer: Arc<dyn ApplyObserver>,
+    /// Who waits for a proposal that was passed on to the leader.
+    waiting: Arc<Waiting>,
     membership: Stored,
     current: Arc<Mutex<Option<SnapshotMetaOf<TypeConfig>>>>,
     /// The last index applied, for those who wait.
@@ -51,6 +56,7 @@ impl StateMachine {
         store: Arc<Store>,
         apply: Arc<dyn Apply>,
         observer: Arc<dyn ApplyObserver>,
+        waiting: Arc<Waiting>,
         failure: Failure,
     ) -> Result<Self, StateError> {
         let membership = store
@@ -65,6 +71,7 @@ impl StateMachine {
             store,
             apply,
             observer,
+            waiting,
             membership,
             current: Arc::default(),
             applied,
@@ -78,17 +85,26 @@ impl StateMachine {
 
     fn apply_membership(&mut self, at: LogPosition, id: LogId, membership: Membership) {
         self.membership = StoredMembership::new(Some(id), membership);
-        let mut txn = self.store.begin(at);
-        txn.table_put(
-            Table::Meta,
-            meta::RAFT_MEMBERSHIP,
-            encode_stored(&self.membership),
-        );
-        txn.commit();
+        let members = group(self.membership.membership());
+        self.apply
+            .apply_membership(at, &members, encode_stored(&self.membership));
     }
 }
 
-type Membership = openraft::Membership<u64, openraft::impls::EmptyNode>;
+/// The membership without the library's types.
+pub(crate) fn group(membership: &Membership) -> Vec<GroupMember> {
+    let voters: BTreeSet<u64> = membership.voter_ids().collect();
+    membership
+        .nodes()
+        .map(|(id, node)| GroupMember {
+            id: *id,
+            peer_urls: node.urls.clone(),
+            is_learner: !node.votes && !voters.contains(id),
+        })
+        .collect()
+}
+
+type Membership = openraft::Membership<u64, PeerNode>;
 
 /// The engine's record of the group cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -122,6 +138,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
                 }
             };
             let at = position(&entry.log_id);
+            let mut request = None;
             let reply = match entry.payload {
                 EntryPayload::Blank => {
                     self.apply.apply_empty(at);
@@ -129,7 +146,9 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
                 }
                 EntryPayload::Normal(command) => {
                     let mut apply = || self.apply.apply(at, &command.0);
-                    Reply(Some(self.observer.around(&command.0, &mut apply)))
+                    let applied = self.observer.around(&command.0, &mut apply);
+                    request = Some(command.0);
+                    Reply(Some(applied))
                 }
                 EntryPayload::Membership(membership) => {
                     self.apply_membership(at, entry.log_id, membership);
@@ -143,8 +162,10 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
                 *applied = at.index;
                 false
             });
-            if let Some(responder) = responder {
-                responder.send(reply);
+            match (responder, request, &reply.0) {
+                (Some(responder), ..) => responder.send(reply),
+                (None, Some(request), Some(applied)) => self.waiting.applied(&request, applied),
+                _ => {}
             }
             unsettled += 1;
             if unsettled == SETTLE_ENTRIES {

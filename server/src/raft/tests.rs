@@ -12,9 +12,10 @@ use ballast_storage::schema::{Table, meta};
 use bytes::Bytes;
 
 use super::command::restored_membership;
-use super::node::{RaftOptions, begin_restored_log};
-use super::{ProposeError, RaftNode};
-use crate::apply::{Answer, Applied, Apply};
+use super::node::RaftOptions;
+use super::open::begin_restored_log;
+use super::{PeerNode, ProposeError, RaftNode};
+use crate::apply::{Answer, Applied, Apply, GroupMember};
 
 /// Puts, and nothing else.
 #[derive(Debug)]
@@ -34,6 +35,12 @@ impl Apply for Puts {
 
     fn apply_empty(&self, at: LogPosition) {
         self.0.begin(at).commit();
+    }
+
+    fn apply_membership(&self, at: LogPosition, _members: &[GroupMember], stored: Bytes) {
+        let mut txn = self.0.begin(at);
+        txn.table_put(Table::Meta, meta::RAFT_MEMBERSHIP, stored);
+        txn.commit();
     }
 }
 
@@ -111,7 +118,7 @@ impl Member {
 async fn a_member_left_alone_is_forced_to_be_a_group_and_stays_one() {
     let dir = tempfile::tempdir().unwrap();
     let of_three = RaftOptions {
-        initial_voters: vec![7, 8, 9],
+        founders: Some([7, 8, 9].map(|id| (id, PeerNode::default())).into()),
         ..options(dir.path())
     };
     let member = start_with(dir.path(), of_three).await;

@@ -61,6 +61,9 @@ impl Kv for KvService {
         request: Request<pb::RangeRequest>,
     ) -> Result<Response<pb::RangeResponse>, Status> {
         let request = request.into_inner();
+        if !request.serializable && self.0.cluster.is_learner() {
+            return Err(Error::NotSupportedForLearner.into());
+        }
         check::range(&request)?;
         let (response, share) = self.0.range(&request).await?;
         Ok(with_share(response, share))

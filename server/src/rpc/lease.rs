@@ -12,15 +12,19 @@ use ballast_api::error::Error;
 use ballast_api::etcdserverpb as pb;
 use futures::{Stream, StreamExt};
 use pb::lease_server::Lease;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::{Context, call, quota, status};
 use crate::apply::{Answer, quota as cost};
 use crate::lease::Renewal;
+use crate::peer::{Client, Purpose};
 use crate::spans;
 
 /// How long a keepalive of an expired lease waits for the revocation to be decided.
 const REVOKE_WAIT: Duration = Duration::from_secs(7);
+
+/// Between attempts at a leader.
+const LEADER_RETRY: Duration = Duration::from_millis(50);
 
 /// The Lease service.
 #[derive(Clone, Debug)]
@@ -92,35 +96,19 @@ impl Lease for LeaseService {
         &self,
         request: Request<pb::LeaseTimeToLiveRequest>,
     ) -> Result<Response<pb::LeaseTimeToLiveResponse>, Status> {
-        let request = request.into_inner();
-        self.0
-            .raft
-            .read_barrier()
-            .await
-            .map_err(status::from_propose)?;
-        let header = Some(self.0.headers.at(self.0.store.view().revision()));
-        let response = match self.0.lessor.describe(request.id, request.keys) {
-            Some(lease) => pb::LeaseTimeToLiveResponse {
-                header,
-                id: request.id,
-                ttl: lease.remaining_secs,
-                granted_ttl: lease.granted_secs,
-                keys: lease.keys,
-            },
-            None => pb::LeaseTimeToLiveResponse {
-                header,
-                id: request.id,
-                ttl: -1,
-                ..Default::default()
-            },
-        };
-        Ok(Response::new(response))
+        let answer = time_to_live(&self.0, request.into_inner()).await?;
+        Ok(Response::new(answer))
     }
 
     async fn lease_leases(
         &self,
         _request: Request<pb::LeaseLeasesRequest>,
     ) -> Result<Response<pb::LeaseLeasesResponse>, Status> {
+        self.0
+            .raft
+            .read_barrier()
+            .await
+            .map_err(status::from_propose)?;
         let leases = self.0.lessor.ids();
         Ok(Response::new(pb::LeaseLeasesResponse {
             header: Some(self.0.headers.at(self.0.store.view().revision())),
@@ -132,10 +120,73 @@ impl Lease for LeaseService {
     }
 }
 
-/// Renews one lease. The header is taken before, so that its revision is not above that of a revocation that came first.
+/// Asks the leader, whoever it is: only its clock counts. One that does not answer, or leads no longer, is asked again, or its successor, until
+/// the request's time is over.
+async fn ask_leader<T, Here, There>(
+    context: &Context,
+    here: impl Fn() -> Here,
+    there: impl Fn(Client) -> There,
+) -> Result<T, Status>
+where
+    Here: Future<Output = Result<T, Status>>,
+    There: Future<Output = Result<T, Status>>,
+{
+    let asked = async {
+        loop {
+            let leader = context.raft.wait_for_leader().await;
+            let leader = leader.map_err(status::from_propose)?;
+            let answer = if leader == context.cluster.member_id {
+                here().await
+            } else if let Some(client) = context.raft.peers().client(leader, Purpose::Forward) {
+                there(client).await
+            } else {
+                Err(Error::NotLeader.into())
+            };
+            match answer {
+                Err(status) if may_ask_again(&status) => {
+                    tokio::time::sleep(LEADER_RETRY).await;
+                }
+                answer => return answer,
+            }
+        }
+    };
+    tokio::time::timeout(context.limits.request_timeout, asked)
+        .await
+        .map_err(|_| Error::Timeout)?
+}
+
+/// Another leader may answer.
+fn may_ask_again(status: &Status) -> bool {
+    let is = |error: Error| status.message() == error.text();
+    is(Error::NotLeader)
+        || is(Error::LeaderChanged)
+        || (status.code() == Code::Unavailable && !is(Error::Stopped) && !is(Error::Timeout))
+}
+
 async fn keep_alive(context: &Context, id: i64) -> Result<pb::LeaseKeepAliveResponse, Status> {
     let _span = call::child(|| spans::lease_renew(id));
+    // Before, so that its revision is not above that of a revocation that came first.
     let header = Some(context.headers.at(context.store.view().revision()));
+    let answer = ask_leader(
+        context,
+        || keep_alive_as_leader(context, id),
+        |mut client| async move {
+            let request = pb::LeaseKeepAliveRequest { id };
+            Ok(client.lease_keep_alive(request).await?.into_inner())
+        },
+    )
+    .await?;
+    Ok(pb::LeaseKeepAliveResponse { header, ..answer })
+}
+
+/// Renews one lease, on the leader.
+pub(super) async fn keep_alive_as_leader(
+    context: &Context,
+    id: i64,
+) -> Result<pb::LeaseKeepAliveResponse, Status> {
+    if !context.raft.is_leader() {
+        return Err(Error::NotLeader.into());
+    }
     context
         .raft
         .read_barrier()
@@ -177,7 +228,55 @@ async fn keep_alive(context: &Context, id: i64) -> Result<pb::LeaseKeepAliveResp
             }
         }
     };
-    Ok(pb::LeaseKeepAliveResponse { header, id, ttl })
+    Ok(pb::LeaseKeepAliveResponse {
+        header: None,
+        id,
+        ttl,
+    })
+}
+
+async fn time_to_live(
+    context: &Context,
+    request: pb::LeaseTimeToLiveRequest,
+) -> Result<pb::LeaseTimeToLiveResponse, Status> {
+    let answer = ask_leader(
+        context,
+        || time_to_live_as_leader(context, request),
+        |mut client| async move { Ok(client.lease_time_to_live(request).await?.into_inner()) },
+    )
+    .await?;
+    let header = Some(context.headers.at(context.store.view().revision()));
+    Ok(pb::LeaseTimeToLiveResponse { header, ..answer })
+}
+
+/// What remains of a lease, on the leader.
+pub(super) async fn time_to_live_as_leader(
+    context: &Context,
+    request: pb::LeaseTimeToLiveRequest,
+) -> Result<pb::LeaseTimeToLiveResponse, Status> {
+    if !context.raft.is_leader() {
+        return Err(Error::NotLeader.into());
+    }
+    context
+        .raft
+        .read_barrier()
+        .await
+        .map_err(status::from_propose)?;
+    Ok(match context.lessor.describe(request.id, request.keys) {
+        Some(lease) => pb::LeaseTimeToLiveResponse {
+            header: None,
+            id: request.id,
+            ttl: lease.remaining_secs,
+            granted_ttl: lease.granted_secs,
+            keys: lease.keys,
+        },
+        None => pb::LeaseTimeToLiveResponse {
+            header: None,
+            id: request.id,
+            ttl: -1,
+            ..Default::default()
+        },
+    })
 }
 
 /// Passes answers on up to and with the first error.

@@ -155,12 +155,17 @@ impl Maintenance for MaintenanceService {
             return Err(Error::NotLeader.into());
         }
         match self.0.cluster.member(target) {
-            // It leads already.
-            Some(member) if member.id == self.0.cluster.member_id => {
-                Ok(Response::new(pb::MoveLeaderResponse::default()))
-            }
-            _ => Err(Error::BadLeaderTransferee.into()),
+            Some(member) if !member.is_learner => {}
+            _ => return Err(Error::BadLeaderTransferee.into()),
         }
+        if target != self.0.cluster.member_id {
+            let moved = self.0.raft.transfer_leadership(target);
+            let moved = tokio::time::timeout(self.0.limits.request_timeout, moved).await;
+            if !moved.unwrap_or_default() {
+                return Err(Error::Timeout.into());
+            }
+        }
+        Ok(Response::new(pb::MoveLeaderResponse::default()))
     }
 
     async fn downgrade(

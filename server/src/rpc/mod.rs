@@ -17,7 +17,9 @@ pub mod kv;
 pub mod lease;
 pub mod limit;
 pub mod maintenance;
+pub mod members;
 pub mod mux;
+pub mod peer;
 mod quota;
 mod snapshot;
 pub mod status;
@@ -99,6 +101,7 @@ pub struct Context {
     pub headers: Headers,
     pub ids: Arc<RequestIds>,
     pub limits: Limits,
+    pub rules: members::MemberRules,
     pub budget: Budget,
     pub watch: WatchConfig,
     pub wide_reads: kv::WideReads,

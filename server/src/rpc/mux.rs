@@ -31,6 +31,7 @@ use super::lease::LeaseService;
 use super::limit::LimitedBody;
 use super::maintenance::MaintenanceService;
 use super::watch::WatchService;
+use crate::cluster::Cluster;
 use crate::health::Http;
 use crate::metrics;
 use crate::raft::node::RaftStatus;
@@ -40,6 +41,13 @@ use crate::watch::Speaker;
 const REQUIRE_LEADER: &str = "hasleader";
 /// What gRPC itself adds to `--max-request-bytes` in etcd.
 pub const GRPC_OVERHEAD_BYTES: usize = 512 * 1024;
+
+/// What a learner answers too; of ranges only the serializable ones (`kv.rs`).
+const LEARNERS_TOO: [&str; 3] = [
+    "/etcdserverpb.KV/Range",
+    "/etcdserverpb.Maintenance/Status",
+    "/etcdserverpb.Maintenance/Snapshot",
+];
 
 type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
@@ -59,6 +67,7 @@ pub struct Mux {
     /// None when HTTP has listeners of its own.
     http: Option<Arc<Http>>,
     leadership: watch::Receiver<RaftStatus>,
+    members: Arc<Cluster>,
     message_bytes_max: usize,
     slow_after: Duration,
     remote: Remote,
@@ -89,6 +98,7 @@ impl Mux {
             )),
             http,
             leadership: context.raft.changes(),
+            members: Arc::clone(&context.cluster),
             message_bytes_max: context.limits.request_bytes_max + GRPC_OVERHEAD_BYTES,
             slow_after: context.limits.slow_request,
             remote: None,
@@ -139,6 +149,9 @@ impl Mux {
             .is_some_and(|value| value == "true");
         if requires_leader && self.leadership.borrow().leader == 0 {
             return Box::pin(async { Ok(Status::from(Error::NoLeader).into_http()) });
+        }
+        if !LEARNERS_TOO.contains(&request.uri().path()) && self.members.is_learner() {
+            return Box::pin(async { Ok(Status::from(Error::NotSupportedForLearner).into_http()) });
         }
         match service {
             "etcdserverpb.KV" => self.kv.call(request),

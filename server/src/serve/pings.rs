@@ -40,12 +40,12 @@ const STRIKES_MAX: u32 = 2;
 /// Between pings of a client that has no call open.
 const IDLE_MIN_TIME: Duration = Duration::from_hours(2);
 
-/// A connection whose client may not ping more often than `min_time`.
+/// A connection whose client may not ping more often than `min_time`; without one, as it likes.
 #[derive(Debug)]
 pub struct Calm<S> {
     io: S,
     clock: Clock,
-    min_time: Duration,
+    min_time: Option<Duration>,
     /// How much of the preface was seen; None for a client that speaks something else.
     preface: Option<usize>,
     inbound: Frames,
@@ -118,7 +118,7 @@ impl Frames {
 }
 
 impl<S> Calm<S> {
-    pub fn new(io: S, clock: Clock, min_time: Duration) -> Self {
+    pub fn new(io: S, clock: Clock, min_time: Option<Duration>) -> Self {
         Self {
             io,
             clock,
@@ -164,6 +164,10 @@ impl<S> Calm<S> {
     }
 
     fn pinged(&mut self) {
+        // Peers ping as they need to.
+        let Some(min_time) = self.min_time else {
+            return;
+        };
         let now = self.clock.now();
         let last = self.last_ping.replace(now);
         if std::mem::take(&mut self.sent) {
@@ -173,7 +177,7 @@ impl<S> Calm<S> {
         let least = if self.open.is_empty() {
             IDLE_MIN_TIME
         } else {
-            self.min_time
+            min_time
         };
         if last.is_some_and(|last| last + least > now) {
             self.strikes += 1;
@@ -337,7 +341,7 @@ mod tests {
     /// Sends through a limit of `min_time`; gives what the server's side read, and what came back after it.
     async fn exchange(min_time: Duration, sent: &[u8], answers: &[&[u8]]) -> (Vec<u8>, Vec<u8>) {
         let (mut client, server) = tokio::io::duplex(1 << 16);
-        let mut server = Calm::new(server, Clock::default(), min_time);
+        let mut server = Calm::new(server, Clock::default(), Some(min_time));
         let mut read = Vec::new();
         client.write_all(PREFACE).await.unwrap();
         for answer in answers {
@@ -399,7 +403,7 @@ mod tests {
         let (read, got) = exchange(Duration::from_secs(60), &acks, &[]).await;
         assert_eq!((read.len(), got.len()), (PREFACE.len() + acks.len(), 0));
         let (mut client, server) = tokio::io::duplex(1 << 16);
-        let mut server = Calm::new(server, Clock::default(), Duration::from_secs(60));
+        let mut server = Calm::new(server, Clock::default(), Some(Duration::from_secs(60)));
         let text = [b"GET / HTTP/1.1\r\n\r\n".to_vec(), ping().repeat(9)].concat();
         client.write_all(&text).await.unwrap();
         drop(client);
@@ -411,7 +415,7 @@ mod tests {
     #[tokio::test]
     async fn data_sent_between_forgives_early_pings() {
         let (mut client, server) = tokio::io::duplex(1 << 16);
-        let mut server = Calm::new(server, Clock::default(), Duration::from_secs(60));
+        let mut server = Calm::new(server, Clock::default(), Some(Duration::from_secs(60)));
         client.write_all(PREFACE).await.unwrap();
         client.write_all(&frame(HEADERS, 4, 1, b"x")).await.unwrap();
         let mut seen = vec![0; PREFACE.len() + FRAME_HEADER_BYTES + 1];
@@ -433,7 +437,7 @@ mod tests {
         let mut cx = Context::from_waker(waker);
         // So narrow that the answer stands in the middle of its frame when the flood comes.
         let (mut client, server) = tokio::io::duplex(128);
-        let mut server = Calm::new(server, Clock::default(), Duration::from_secs(60));
+        let mut server = Calm::new(server, Clock::default(), Some(Duration::from_secs(60)));
         let answer = frame(DATA, 0, 1, &[9; 200]);
         let opened = [PREFACE.to_vec(), frame(HEADERS, 4, 1, b"x")].concat();
         let mut space = [0; 256];

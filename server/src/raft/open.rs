@@ -1,0 +1,162 @@
+//! Opening what the library is built on: the log and the state machine, and what must be true of them together.
+//!
+//! etcd: server/etcdserver/bootstrap.go.
+
+use std::sync::Arc;
+
+use ballast_api::etcdserverpb::Member;
+use ballast_storage::mvcc::Store;
+use ballast_storage::schema::Table;
+use ballast_storage::wal::{Wal, WalEntry, WalOptions, WalVote};
+use ballast_storage::{LogPosition, StorageError};
+use prost::Message;
+
+use crate::apply::Apply;
+use crate::raft::command::{KIND_MEMBERSHIP, PeerNode, alone};
+use crate::raft::forward::Waiting;
+use crate::raft::log_store::LogStore;
+use crate::raft::node::{Failure, RaftOptions, StartError};
+use crate::raft::state_machine::StateMachine;
+
+/// Makes the log of a directory written from a snapshot: it begins behind `at`, which the engine holds.
+pub fn begin_restored_log(options: &RaftOptions, at: LogPosition) -> Result<(), StorageError> {
+    let wal = Wal::open(WalOptions {
+        start: at,
+        ..options.wal()
+    })?;
+    let vote = WalVote {
+        term: at.term,
+        voted_for: Some(options.member_id),
+        committed: false,
+    };
+    // Whether it succeeded shows at closing.
+    wal.save_vote(vote, Box::new(|_| ()));
+    wal.close().map_err(|error| {
+        let source = std::io::Error::other(error);
+        StorageError::io("begin a log in", &options.wal_dir, source)
+    })
+}
+
+pub(crate) struct Parts {
+    pub(crate) wal: Arc<Wal>,
+    pub(crate) log: LogStore,
+    pub(crate) machine: StateMachine,
+    pub(crate) waiting: Arc<Waiting>,
+    pub(crate) failure: Failure,
+}
+
+pub(crate) fn open_parts(
+    options: &RaftOptions,
+    store: &Arc<Store>,
+    apply: Arc<dyn Apply>,
+) -> Result<Parts, StartError> {
+    if store.applied().index > 0 && !Wal::exists(&options.wal_dir)? {
+        return Err(StartError::Storage(StorageError::Damaged {
+            path: options.wal_dir.clone(),
+            offset: 0,
+            what: "the engine holds entries, and their log is missing".to_owned(),
+        }));
+    }
+    let wal = Wal::open(options.wal())?;
+    check_log_reaches_engine(&wal, store, options)?;
+    if options.force_alone && wal.last() != LogPosition::default() {
+        force_alone(&wal, store, options)?;
+    }
+    let failure = Failure::new();
+    let on_failure = failure.clone();
+    store.on_failure(Box::new(move |error| on_failure.set(&error)));
+    let on_failure = failure.clone();
+    wal.on_failure(Box::new(move |error| on_failure.set(&error)));
+    let log = LogStore::new(Arc::clone(&wal), Arc::clone(store), failure.clone());
+    let observer = Arc::clone(&options.apply_observer);
+    let waiting = Arc::default();
+    let machine = StateMachine::new(
+        Arc::clone(store),
+        apply,
+        observer,
+        Arc::clone(&waiting),
+        failure.clone(),
+    )?;
+    Ok(Parts {
+        wal,
+        log,
+        machine,
+        waiting,
+        failure,
+    })
+}
+
+/// Ends the group that was: a membership of this member alone is appended as if its leader had said so. Everything in the log
+/// stays, since this member cannot know what of it was acknowledged to a client; etcd drops what was not known to be committed.
+fn force_alone(wal: &Wal, store: &Store, options: &RaftOptions) -> Result<(), StorageError> {
+    let own = store
+        .table(Table::Member)?
+        .into_iter()
+        .find(|(id, _)| id[..] == options.member_id.to_be_bytes())
+        .and_then(|(_, bytes)| Member::decode(bytes).ok());
+    let node = PeerNode::at(own.map(|member| member.peer_ur_ls).unwrap_or_default());
+    let last = wal.last();
+    let term = wal
+        .vote()
+        .map_or(last.term, |vote| vote.term.max(last.term));
+    let entry = WalEntry {
+        position: LogPosition {
+            term,
+            index: last.index + 1,
+        },
+        kind: KIND_MEMBERSHIP,
+        payload: alone(options.member_id, node),
+    };
+    tracing::warn!(
+        local_member_id = %format!("{:x}", options.member_id),
+        index = entry.position.index,
+        "forcing a new cluster of this member alone"
+    );
+    let (sender, synced) = std::sync::mpsc::channel();
+    wal.append(
+        vec![entry],
+        Box::new(move |result| {
+            // The other end waits below.
+            let _ = sender.send(result);
+        }),
+    );
+    let failed = |error: String| {
+        let source = std::io::Error::other(error);
+        StorageError::io("append a membership to", &options.wal_dir, source)
+    };
+    match synced.recv() {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+/// What the library is built on, without the library: for its own storage suite.
+pub fn open_storage(
+    options: &RaftOptions,
+    store: &Arc<Store>,
+    apply: Arc<dyn Apply>,
+) -> Result<(LogStore, StateMachine), StartError> {
+    let parts = open_parts(options, store, apply)?;
+    Ok((parts.log, parts.machine))
+}
+
+/// The engine holds only entries that were synced in the log before. A log that ends earlier is another one, or lost its end.
+fn check_log_reaches_engine(
+    wal: &Wal,
+    store: &Store,
+    options: &RaftOptions,
+) -> Result<(), StorageError> {
+    let (last, applied) = (wal.last(), store.applied());
+    if applied.index > last.index && !options.unsafe_no_fsync {
+        return Err(StorageError::Damaged {
+            path: options.wal_dir.clone(),
+            offset: 0,
+            what: format!(
+                "the log ends at index {}, the engine holds index {}: the end of the log is missing",
+                last.index, applied.index
+            ),
+        });
+    }
+    Ok(())
+}
