@@ -64,11 +64,10 @@ impl RaftNode {
         let target = ready
             .filter(|id| self.may_take_over(*id))
             .min_by_key(|id| self.peers().active_since(*id));
-        match target {
-            Some(target) => {
-                self.transfer_leadership(target).await;
-            }
-            None => tracing::info!("no other member to take over the leadership"),
+        if let Some(target) = target {
+            self.transfer_leadership(target).await;
+        } else {
+            tracing::info!("no other member to take over the leadership");
         }
     }
 }

@@ -20,8 +20,8 @@ pub struct ClusterService(pub Arc<Context>);
 
 impl ClusterService {
     /// etcd leaves the revision out here.
-    fn header(&self) -> Option<pb::ResponseHeader> {
-        Some(self.0.headers.at(0))
+    fn header(&self) -> pb::ResponseHeader {
+        self.0.headers.at(0)
     }
 }
 
@@ -42,7 +42,7 @@ impl Cluster for ClusterService {
         }
         let reply = members::change(&self.0, Asked::Add(request)).await?;
         Ok(Response::new(pb::MemberAddResponse {
-            header: self.header(),
+            header: Some(self.header()),
             member: reply.member,
             members: reply.members,
         }))
@@ -54,7 +54,7 @@ impl Cluster for ClusterService {
     ) -> Result<Response<pb::MemberRemoveResponse>, Status> {
         let reply = members::change(&self.0, Asked::Remove(request.into_inner())).await?;
         Ok(Response::new(pb::MemberRemoveResponse {
-            header: self.header(),
+            header: Some(self.header()),
             members: reply.members,
         }))
     }
@@ -65,7 +65,7 @@ impl Cluster for ClusterService {
     ) -> Result<Response<pb::MemberUpdateResponse>, Status> {
         let reply = members::change(&self.0, Asked::Update(request.into_inner())).await?;
         Ok(Response::new(pb::MemberUpdateResponse {
-            header: self.header(),
+            header: Some(self.header()),
             members: reply.members,
         }))
     }
@@ -79,7 +79,7 @@ impl Cluster for ClusterService {
             barrier.map_err(status::from_propose)?;
         }
         Ok(Response::new(pb::MemberListResponse {
-            header: self.header(),
+            header: Some(self.header()),
             members: self.0.cluster.members(),
         }))
     }
@@ -90,7 +90,7 @@ impl Cluster for ClusterService {
     ) -> Result<Response<pb::MemberPromoteResponse>, Status> {
         let reply = members::change(&self.0, Asked::Promote(request.into_inner())).await?;
         Ok(Response::new(pb::MemberPromoteResponse {
-            header: self.header(),
+            header: Some(self.header()),
             members: reply.members,
         }))
     }

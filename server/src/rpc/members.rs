@@ -250,7 +250,7 @@ fn may_add(context: &Context, members: &[pb::Member], is_learner: bool) -> Resul
     if !is_learner && !second && !enough_started(members, |_| true, 1, 0) {
         return Err(Error::MemberNotEnoughStarted);
     }
-    if voters > 1 && healthy(context, members) < (voters + 1) / 2 + 1 {
+    if voters > 1 && healthy(context, members) <= voters.div_ceil(2) {
         return Err(Error::Unhealthy);
     }
     Ok(())
