@@ -9,6 +9,7 @@
 //! etcd: server/etcdserver/bootstrap.go, server/etcdserver/cluster_util.go.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ballast_api::ballastpeerpb::MembersRequest;
@@ -24,6 +25,7 @@ use crate::cluster;
 use crate::config::Config;
 use crate::config::urls::Url;
 use crate::peer::{Dial, channel};
+use crate::tls::Tls;
 
 /// How often a cluster to join is asked, and how long one answer may take. Names may resolve late, and members start together.
 const JOIN_ATTEMPTS_MAX: u32 = 60;
@@ -67,6 +69,7 @@ pub struct Identity {
 /// From the store, or, for a new member, from elsewhere: then it is written there.
 pub async fn identity(
     config: &Config,
+    tls: &Arc<Tls>,
     store: &Store,
     path: &Path,
 ) -> Result<Identity, BootstrapError> {
@@ -79,9 +82,9 @@ pub async fn identity(
         });
     }
     let identity = if config.initial_cluster_is_new {
-        found(config).await?
+        found(config, tls).await?
     } else {
-        join(config).await?
+        join(config, tls).await?
     };
     let mut txn = store.begin(LogPosition::default());
     let bytes = |id: u64| Bytes::copy_from_slice(&id.to_be_bytes());
@@ -133,7 +136,7 @@ fn stored(config: &Config, store: &Store) -> Result<Option<Identity>, BootstrapE
 }
 
 /// The founding members are the state before the first entry, equal on all of them.
-async fn found(config: &Config) -> Result<Identity, BootstrapError> {
+async fn found(config: &Config, tls: &Arc<Tls>) -> Result<Identity, BootstrapError> {
     let founders = cluster::founders(&config.initial_cluster, &config.initial_cluster_token);
     let ids: Vec<u64> = founders.iter().map(|member| member.id).collect();
     let own = founders
@@ -141,7 +144,7 @@ async fn found(config: &Config) -> Result<Identity, BootstrapError> {
         .find(|member| member.name == config.name)
         .map_or(0, |member| member.id);
     let cluster_id = cluster::cluster_id(&ids);
-    let asked = ask_each(others(config)).await;
+    let asked = ask_each(others(config), tls).await;
     let started = asked
         .iter()
         .filter(|known| known.cluster_id == cluster_id)
@@ -165,7 +168,7 @@ async fn found(config: &Config) -> Result<Identity, BootstrapError> {
     })
 }
 
-async fn join(config: &Config) -> Result<Identity, BootstrapError> {
+async fn join(config: &Config, tls: &Arc<Tls>) -> Result<Identity, BootstrapError> {
     let own: Vec<String> = texts(&config.advertise_peer_urls);
     let others = others(config);
     if others.is_empty() {
@@ -177,7 +180,7 @@ async fn join(config: &Config) -> Result<Identity, BootstrapError> {
         if attempt > 0 {
             tokio::time::sleep(JOIN_RETRY).await;
         }
-        for known in ask_each(others.clone()).await {
+        for known in ask_each(others.clone(), tls).await {
             // One that waits to join itself knows nobody.
             if known.members.is_empty() {
                 continue;
@@ -225,9 +228,9 @@ fn others(config: &Config) -> Vec<Url> {
 }
 
 /// Those who answer, all asked at once.
-async fn ask_each(urls: Vec<Url>) -> Vec<KnownCluster> {
+async fn ask_each(urls: Vec<Url>, tls: &Arc<Tls>) -> Vec<KnownCluster> {
     let asked = urls.into_iter().map(|url| async move {
-        match tokio::time::timeout(ANSWER_MAX, ask(&url)).await {
+        match tokio::time::timeout(ANSWER_MAX, ask(&url, tls)).await {
             Ok(Ok(known)) => Some(known),
             Ok(Err(error)) => {
                 tracing::debug!(%url, %error, "a member does not say who is in its cluster");
@@ -240,11 +243,12 @@ async fn ask_each(urls: Vec<Url>) -> Vec<KnownCluster> {
     answers.into_iter().flatten().collect()
 }
 
-async fn ask(url: &Url) -> Result<KnownCluster, tonic::Status> {
+async fn ask(url: &Url, tls: &Arc<Tls>) -> Result<KnownCluster, tonic::Status> {
     let dial = Dial {
+        tls: Some(Arc::clone(tls)),
         ping_timeout: ANSWER_MAX,
     };
-    let channel = channel::open(std::slice::from_ref(url), dial);
+    let channel = channel::open(std::slice::from_ref(url), &dial);
     let reply = PeerClient::new(channel).members(MembersRequest {}).await?;
     let reply = reply.into_inner();
     Ok(KnownCluster {

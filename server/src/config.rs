@@ -7,6 +7,7 @@
 pub mod auto_defrag;
 pub mod flags;
 pub mod memory;
+pub mod tls;
 pub mod urls;
 pub mod values;
 
@@ -23,7 +24,8 @@ use crate::rpc::mux::GRPC_OVERHEAD_BYTES;
 use crate::rpc::watch::WatchConfig;
 use crate::spans::{SAMPLING_RATE_MAX, Tracing};
 pub use auto_defrag::AutoDefrag;
-use urls::{Scheme, Url};
+use tls::TlsOptions;
+use urls::Url;
 pub use values::{Asked, Stop, Values};
 
 /// etcd's default quota.
@@ -71,6 +73,8 @@ pub struct Config {
     pub learners_max: usize,
     /// Begin anew with this member alone and the data it has.
     pub force_new_cluster: bool,
+    pub client_tls: TlsOptions,
+    pub peer_tls: TlsOptions,
 
     pub heartbeat: Duration,
     pub election: Duration,
@@ -215,13 +219,16 @@ impl Config {
             ));
         }
         let (log_outputs, log_rotation) = log_outputs(values)?;
-        Ok(Self {
+        let (client_tls, peer_tls) = tls::from_values(values, &mut warnings)?;
+        let mut config = Self {
             initial_cluster: initial_cluster(values, &name, &advertise_peer_urls)?,
             initial_cluster_token: values.text("initial-cluster-token").to_owned(),
             initial_cluster_is_new: values.text("initial-cluster-state") == "new",
             strict_reconfig_check: values.bool("strict-reconfig-check"),
             learners_max: usize::try_from(values.i64("max-learners")).unwrap_or_default(),
             force_new_cluster: values.bool("force-new-cluster"),
+            client_tls,
+            peer_tls,
             name,
             data_dir,
             wal_dir: Some(values.text("wal-dir"))
@@ -308,8 +315,11 @@ impl Config {
             log_outputs,
             log_rotation,
             http_access: HttpAccess::new(values.text("cors"), values.text("host-whitelist")),
-            warnings,
-        })
+            warnings: Vec::new(),
+        };
+        tls::check_urls(&config, &mut warnings)?;
+        config.warnings = warnings;
+        Ok(config)
     }
 }
 
@@ -317,11 +327,6 @@ fn bind_urls(values: &Values, flag: &str) -> Result<Vec<Url>, String> {
     let urls = Url::parse_list(values.text(flag))?;
     for url in &urls {
         url.endpoint()?;
-        if matches!(url.scheme, Scheme::Https | Scheme::Unixs) {
-            return Err(format!(
-                "--{flag} {url} is not supported: this release has no TLS"
-            ));
-        }
     }
     Ok(urls)
 }
@@ -603,7 +608,7 @@ mod tests {
             ),
             (
                 "--listen-metrics-urls https://127.0.0.1:1",
-                "this release has no TLS",
+                "must be provided for metrics secure url",
             ),
             (
                 "--listen-client-urls http://127.0.0.1:1 --advertise-client-urls http://127.0.0.1:1 --listen-client-http-urls http://127.0.0.1:1",

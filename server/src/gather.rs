@@ -38,6 +38,8 @@ struct Inner<S> {
     out: Vec<u8>,
     /// Of `out`.
     sent: usize,
+    /// The stream was written to and not flushed: TLS keeps what the socket did not take.
+    unflushed: bool,
 }
 
 /// Polls a connection over `stream`, and sends what each turn of it wrote.
@@ -66,6 +68,7 @@ impl<S> Gather<S> {
             stream,
             out: Vec::new(),
             sent: 0,
+            unflushed: false,
         })))
     }
 }
@@ -74,6 +77,7 @@ impl<S: AsyncWrite + Unpin> Inner<S> {
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.sent < self.out.len() {
             let left = &self.out[self.sent..];
+            self.unflushed = true;
             let sent = ready!(Pin::new(&mut self.stream).poll_write(cx, left))?;
             if sent == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
@@ -84,6 +88,10 @@ impl<S: AsyncWrite + Unpin> Inner<S> {
         self.out.clear();
         if self.out.capacity() > KEPT_BYTES_MAX {
             self.out = Vec::new();
+        }
+        if self.unflushed {
+            ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+            self.unflushed = false;
         }
         Poll::Ready(Ok(()))
     }
@@ -124,6 +132,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Gather<S> {
         let mut inner = self.0.lock();
         let bytes: usize = slices.iter().map(|slice| slice.len()).sum();
         if inner.out.is_empty() && bytes >= DIRECT_BYTES {
+            inner.unflushed = true;
             return Pin::new(&mut inner.stream).poll_write_vectored(cx, slices);
         }
         let room = ready!(inner.poll_room(cx))?;
@@ -182,6 +191,23 @@ mod tests {
         drive(handle, connection).await.unwrap();
         assert_eq!(read(&mut theirs, 8).await, b"one two!");
         assert_eq!(theirs.read(&mut [0]).await.unwrap(), 0);
+    }
+
+    /// TLS keeps what the socket has not taken yet, until it is flushed.
+    #[tokio::test]
+    async fn a_stream_that_keeps_what_it_is_given_is_flushed_after_the_turn() {
+        let (ours, mut theirs) = duplex(1024);
+        let mut gather = Gather::new(tokio::io::BufWriter::new(ours));
+        let handle = gather.clone();
+        let connection = async {
+            gather.write_all(b"one").await?;
+            std::future::pending::<io::Result<()>>().await
+        };
+        let reading = async { read(&mut theirs, 3).await };
+        tokio::select! {
+            _ = drive(handle, connection) => panic!("the connection goes on"),
+            read = reading => assert_eq!(read, b"one"),
+        }
     }
 
     #[tokio::test]

@@ -15,6 +15,7 @@ use tonic::body::Body;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::rpc::Context;
+use crate::serve::HttpOnly;
 use crate::{logging, metrics};
 
 /// Which endpoints a listener has.
@@ -108,10 +109,10 @@ impl Http {
         }
     }
 
-    /// Answers on a client URL: only to known hosts, and with what browsers want to hear.
-    pub async fn answer<B>(&self, request: Request<B>) -> Reply {
+    /// Answers on a client URL: without TLS only to known hosts, and with what browsers want to hear.
+    pub async fn answer<B>(&self, request: Request<B>, secure: bool) -> Reply {
         let host = host_name(&request);
-        if !HttpAccess::allows(&self.access.hosts, &host) {
+        if !secure && !HttpAccess::allows(&self.access.hosts, &host) {
             tracing::warn!(%host, "rejecting HTTP request to prevent DNS rebinding attacks");
             return text(StatusCode::MISDIRECTED_REQUEST, unknown_host(&host));
         }
@@ -477,12 +478,16 @@ fn reply(status: StatusCode, content_type: &'static str, body: String) -> Reply 
 
 /// HTTP alone, without gRPC.
 pub async fn serve_http_only(
-    http: Arc<Http>,
-    endpoints: Endpoints,
+    only: HttpOnly,
     request: Request<hyper::body::Incoming>,
 ) -> Result<Reply, Infallible> {
+    let HttpOnly {
+        http,
+        endpoints,
+        secure,
+    } = only;
     Ok(match endpoints {
-        Endpoints::Client => http.answer(request).await,
+        Endpoints::Client => http.answer(request, secure).await,
         Endpoints::Metrics => http.answer_operator(request).await,
         Endpoints::Peer => http.serve(request, endpoints).await,
     })

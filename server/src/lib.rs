@@ -24,4 +24,5 @@ pub mod rpc;
 pub mod serve;
 pub mod spans;
 pub mod tasks;
+pub mod tls;
 pub mod watch;

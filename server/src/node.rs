@@ -18,7 +18,7 @@ use crate::bootstrap::{self, BootstrapError, Identity};
 use crate::clock::Clock;
 use crate::cluster::Cluster;
 use crate::config::Config;
-use crate::config::urls::Url;
+use crate::config::urls::{Endpoint, Url};
 use crate::data_dir::{DataDir, DataDirError};
 use crate::defrag::{self, Cause, Defragmenter};
 use crate::health::{Endpoints, Http};
@@ -33,9 +33,11 @@ use crate::rpc::members::MemberRules;
 use crate::rpc::mux::Mux;
 use crate::rpc::peer::PeerMux;
 use crate::rpc::{Context, Limits, RequestIds, WholeReads};
-use crate::serve::{Connections, Listener, Served};
+use crate::serve::stream::Security;
+use crate::serve::{Connections, HttpOnly, Listener, Served};
 use crate::spans::Exporting;
 use crate::tasks::{All, Tasks, tasks};
+use crate::tls::{Tls, TlsError};
 use crate::watch::{Hub, WatchMetrics};
 use crate::{compactor, metrics};
 
@@ -68,6 +70,8 @@ pub enum StartError {
     Raft(#[from] crate::raft::node::StartError),
     #[error("--enable-distributed-tracing: {0}")]
     Tracing(String),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     #[error("stopped while starting: {0}")]
     Stopped(String),
     #[error(transparent)]
@@ -93,14 +97,17 @@ impl Node {
         let spans = config.tracing.as_ref().map(Exporting::start).transpose();
         let spans = spans.map_err(StartError::Tracing)?;
         let data_dir = DataDir::open(&config.data_dir, config.wal_dir.as_deref())?;
+        let security = Securities::load(&config)?;
         let store = open_store(&config, &data_dir).await?;
-        let identity = bootstrap::identity(&config, &store, &data_dir.db).await?;
+        let identity = bootstrap::identity(&config, &security.peer, &store, &data_dir.db).await?;
         let clock = Clock::default();
         let lessor = Lessor::new(clock, config.lease_checkpoint_interval());
         let member = Parts::load(&identity, Arc::clone(&store), lessor)?;
         metrics::start(identity.member_id, &config);
 
-        let raft = member.start_raft(&config, &identity, &data_dir).await?;
+        let raft = member
+            .start_raft(&config, &identity, &security.peer, &data_dir)
+            .await?;
         let stop = CancellationToken::new();
         let context = Arc::new(Context {
             headers: Headers::new(&raft, &member.cluster),
@@ -147,12 +154,12 @@ impl Node {
         };
         node.start_loops(&config);
         // The others must reach this member before there can be a leader.
-        let http = node.serve_peers(&config)?;
+        let http = node.serve_peers(&security, &config)?;
         tokio::select! {
             published = node.publish(&config) => published?,
             end = node.failed() => return Err(StartError::Ended(end)),
         }
-        node.serve(listeners, &config, &http);
+        node.serve(listeners, &security, &config, &http);
         node.convert();
         Ok(node)
     }
@@ -272,7 +279,7 @@ impl Node {
         }
     }
 
-    fn serve_peers(&self, config: &Config) -> Result<Arc<Http>, StartError> {
+    fn serve_peers(&self, security: &Securities, config: &Config) -> Result<Arc<Http>, StartError> {
         let http = Arc::new(Http::new(
             Arc::clone(&self.context),
             config.request_timeout(),
@@ -288,15 +295,26 @@ impl Node {
         };
         for url in &config.listen_peer_urls {
             let listener = Listeners::bind_one(url, config)?;
-            let served = Served::Peer(Box::new(mux.clone()));
-            let serving = listener.serve(served, settings, self.tasks.clone(), self.stop.clone());
+            let serving = listener.serve(
+                Served::Peer(Box::new(mux.clone())),
+                security.of(std::slice::from_ref(url), Traffic::Http(Endpoints::Peer)),
+                settings,
+                self.tasks.clone(),
+                self.stop.clone(),
+            );
             self.tasks.spawn(serving);
             tracing::info!(address = %url, "serving peer traffic");
         }
         Ok(http)
     }
 
-    fn serve(&self, listeners: Listeners, config: &Config, http: &Arc<Http>) {
+    fn serve(
+        &self,
+        listeners: Listeners,
+        security: &Securities,
+        config: &Config,
+        http: &Arc<Http>,
+    ) {
         let split = !config.listen_client_http_urls.is_empty();
         let mux = Mux::new(&self.context, (!split).then(|| Arc::clone(http)));
         let settings = Connections {
@@ -305,24 +323,31 @@ impl Node {
             keepalive_timeout: config.keepalive_timeout,
             keepalive_min_time: Some(config.keepalive_min_time),
         };
-        for (listener, url, traffic) in listeners.0 {
+        for Bound {
+            listener,
+            urls,
+            traffic,
+        } in listeners.0
+        {
             let served = match traffic {
                 Traffic::Grpc => Served::Grpc(Box::new(mux.clone())),
-                Traffic::Http(endpoints) => Served::HttpOnly(Arc::clone(http), endpoints),
+                Traffic::Http(endpoints) => Served::HttpOnly(HttpOnly {
+                    http: Arc::clone(http),
+                    endpoints,
+                    secure: false,
+                }),
             };
-            let serving = listener.serve(served, settings, self.tasks.clone(), self.stop.clone());
+            let serving = listener.serve(
+                served,
+                security.of(&urls, traffic),
+                settings,
+                self.tasks.clone(),
+                self.stop.clone(),
+            );
             self.tasks.spawn(serving);
-            let told = match traffic {
-                Traffic::Grpc if split => "grpc",
-                Traffic::Grpc => "grpc+http",
-                Traffic::Http(Endpoints::Client) => "http",
-                Traffic::Http(Endpoints::Metrics) => {
-                    tracing::info!(address = %url, "serving metrics");
-                    continue;
-                }
-                Traffic::Http(Endpoints::Peer) => "peer",
-            };
-            tracing::info!(address = %url, traffic = told, "serving client traffic insecurely; this is strongly discouraged!");
+            for url in urls {
+                traffic.tell(&url, split);
+            }
         }
         tracing::info!(
             etcd_version = API_VERSION,
@@ -389,19 +414,87 @@ impl Node {
 }
 
 /// What goes through a listener.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Traffic {
     /// And HTTP, unless that has listeners of its own.
     Grpc,
     Http(Endpoints),
 }
 
+impl Traffic {
+    /// Tells the log what is served where; `split` when HTTP has listeners of its own.
+    fn tell(self, url: &Url, split: bool) {
+        let traffic = match self {
+            Traffic::Grpc if split => "grpc",
+            Traffic::Grpc => "grpc+http",
+            Traffic::Http(Endpoints::Client) => "http",
+            Traffic::Http(Endpoints::Metrics) => {
+                tracing::info!(address = %url, "serving metrics");
+                return;
+            }
+            Traffic::Http(Endpoints::Peer) => {
+                tracing::info!(address = %url, "serving peer traffic");
+                return;
+            }
+        };
+        if url.is_secure() {
+            tracing::info!(address = %url, traffic, "serving client traffic securely");
+        } else {
+            tracing::info!(address = %url, traffic, "serving client traffic insecurely; this is strongly discouraged!");
+        }
+    }
+}
+
+/// TLS of clients and of peers.
+struct Securities {
+    client: Arc<Tls>,
+    peer: Arc<Tls>,
+}
+
+impl Securities {
+    fn load(config: &Config) -> Result<Self, TlsError> {
+        let hosts = |lists: &[&[Url]]| -> Vec<String> {
+            let urls = lists.iter().flat_map(|list| list.iter());
+            urls.filter_map(|url| url.host().map(str::to_owned))
+                .collect()
+        };
+        let clients = hosts(&[&config.listen_client_urls, &config.listen_client_http_urls]);
+        let peers = hosts(&[&config.listen_peer_urls]);
+        let (client, peer) = (config.client_tls.clone(), config.peer_tls.clone());
+        Ok(Self {
+            client: Tls::load(client, &config.data_dir, &clients)?,
+            peer: Tls::load(peer, &config.data_dir, &peers)?,
+        })
+    }
+
+    /// What the URLs of one listener ask for.
+    fn of(&self, urls: &[Url], traffic: Traffic) -> Security {
+        let tls = match traffic {
+            Traffic::Http(Endpoints::Peer) => &self.peer,
+            _ => &self.client,
+        };
+        let secure = urls.iter().filter(|url| url.is_secure()).count();
+        match secure {
+            0 => Security::Plain,
+            all if all == urls.len() => Security::Tls(Arc::clone(tls)),
+            _ => Security::Either(Arc::clone(tls)),
+        }
+    }
+}
+
+/// An open listener, and the URLs it is for: two when one address is given with and without TLS.
+struct Bound {
+    listener: Listener,
+    urls: Vec<Url>,
+    traffic: Traffic,
+}
+
 /// Bound before anything else: an address in use must not cost a start.
-struct Listeners(Vec<(Listener, Url, Traffic)>);
+struct Listeners(Vec<Bound>);
 
 impl Listeners {
     fn bind(config: &Config) -> Result<Self, StartError> {
-        let mut bound = Vec::new();
+        let mut bound: Vec<Bound> = Vec::new();
         // For now only to know that they are free: whoever asks for this member is to be refused, not left waiting, until it answers.
         for url in &config.listen_peer_urls {
             Self::bind_one(url, config)?;
@@ -418,7 +511,18 @@ impl Listeners {
             ),
         ] {
             for url in urls {
-                bound.push((Self::bind_one(url, config)?, url.clone(), traffic));
+                let same = bound
+                    .iter_mut()
+                    .find(|other| other.traffic == traffic && same_address(&other.urls[0], url));
+                if let Some(same) = same {
+                    same.urls.push(url.clone());
+                    continue;
+                }
+                bound.push(Bound {
+                    listener: Self::bind_one(url, config)?,
+                    urls: vec![url.clone()],
+                    traffic,
+                });
             }
         }
         Ok(Self(bound))
@@ -453,6 +557,16 @@ async fn follow_members(cluster: Arc<Cluster>, raft: Arc<RaftNode>, stop: Cancel
             changed = changes.changed() => if changed.is_err() { return },
         }
     }
+}
+
+/// True for one address with and without TLS. The same URL twice is still an address in use.
+fn same_address(one: &Url, other: &Url) -> bool {
+    // A port of 0 is a new one each time.
+    let named = |url: &Url| match url.endpoint() {
+        Ok(Endpoint::Tcp { port: 0, .. }) | Err(_) => None,
+        Ok(endpoint) => Some(endpoint),
+    };
+    one.is_secure() != other.is_secure() && named(one).is_some_and(|at| named(other) == Some(at))
 }
 
 async fn open_store(config: &Config, data_dir: &DataDir) -> Result<Arc<Store>, StartError> {
@@ -555,6 +669,7 @@ impl Parts {
         &self,
         config: &Config,
         identity: &Identity,
+        tls: &Arc<Tls>,
         data_dir: &DataDir,
     ) -> Result<Arc<RaftNode>, StartError> {
         let applier = Arc::new(Applier {
@@ -569,6 +684,7 @@ impl Parts {
             member_id: self.cluster.member_id,
         };
         let dial = Dial {
+            tls: Some(Arc::clone(tls)),
             ping_timeout: config.election,
         };
         let peers = Arc::new(Peers::new(whose, dial, Clock::default()));

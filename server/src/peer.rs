@@ -11,6 +11,7 @@ pub mod channel;
 pub mod identity;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ballast_api::ballastpeerpb::peer_client::PeerClient;
@@ -20,6 +21,7 @@ use tonic::transport::Channel;
 
 use crate::clock::Clock;
 use crate::config::urls::Url;
+use crate::tls::Tls;
 use identity::{Introduce, Whose};
 
 /// A member as somebody to ask.
@@ -44,8 +46,10 @@ const PURPOSES: [Purpose; 4] = [
 ];
 
 /// How connections are made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Dial {
+    /// None where no peer is asked over TLS.
+    pub tls: Option<Arc<Tls>>,
     /// A peer that does not answer a ping within this is gone.
     pub ping_timeout: Duration,
 }
@@ -91,7 +95,7 @@ impl Peers {
         let clients = PURPOSES
             .iter()
             .map(|_| {
-                let channel = channel::open(&parsed, self.dial);
+                let channel = channel::open(&parsed, &self.dial);
                 let introduce = Introduce::new(self.whose, id);
                 PeerClient::with_interceptor(channel, introduce)
                     .max_decoding_message_size(usize::MAX)

@@ -1,8 +1,9 @@
-//! Listening: TCP or a socket file, HTTP/1 and HTTP/2 on one port, and a clean end.
+//! Listening: TCP or a socket file, plain or under TLS, HTTP/1 and HTTP/2 on one port, and a clean end.
 //!
 //! etcd: server/embed/{etcd,serve}.go.
 
 pub mod pings;
+pub mod stream;
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -14,8 +15,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use socket2::{Domain, Protocol, Socket, Type};
-use tokio::io::{AsyncRead, AsyncWrite};
+use socket2::{Domain, Protocol, Type};
 use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
@@ -29,6 +29,7 @@ use crate::rpc::mux::{Mux, Remote};
 use crate::rpc::peer::PeerMux;
 use crate::tasks::Tasks;
 use pings::Calm;
+use stream::{Security, Socket, Stream};
 
 const BACKLOG: i32 = 1024;
 /// Room for a few of the largest requests in flight on one stream, and several streams on a connection.
@@ -63,17 +64,27 @@ pub struct Connections {
 pub enum Served {
     /// gRPC, and HTTP unless it has listeners of its own.
     Grpc(Box<Mux>),
-    HttpOnly(Arc<Http>, Endpoints),
+    HttpOnly(HttpOnly),
     /// What members ask each other.
     Peer(Box<PeerMux>),
 }
 
+/// HTTP alone.
+#[derive(Clone, Debug)]
+pub struct HttpOnly {
+    pub http: Arc<Http>,
+    pub endpoints: Endpoints,
+    /// Of one client.
+    pub secure: bool,
+}
+
 impl Served {
     /// What one client is served.
-    fn of(self, remote: Remote) -> Self {
+    fn of(self, remote: Remote, secure: bool) -> Self {
         match self {
-            Served::Grpc(mux) => Served::Grpc(Box::new(mux.of(remote))),
-            other @ (Served::HttpOnly(..) | Served::Peer(_)) => other,
+            Served::Grpc(mux) => Served::Grpc(Box::new(mux.of(remote, secure))),
+            Served::HttpOnly(only) => Served::HttpOnly(HttpOnly { secure, ..only }),
+            other @ Served::Peer(_) => other,
         }
     }
 }
@@ -94,7 +105,7 @@ impl Listener {
                     .to_socket_addrs()?
                     .find(|address| host != "localhost" || address.is_ipv4())
                     .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::AddrNotAvailable))?;
-                let socket = Socket::new(
+                let socket = socket2::Socket::new(
                     Domain::for_address(address),
                     Type::STREAM,
                     Some(Protocol::TCP),
@@ -116,6 +127,7 @@ impl Listener {
     pub async fn serve(
         self,
         served: Served,
+        security: Security,
         settings: Connections,
         tasks: Tasks,
         stop: CancellationToken,
@@ -126,14 +138,20 @@ impl Listener {
                 accepted = self.accept() => accepted,
             };
             match accepted {
-                Ok(Accepted::Tcp(stream)) => {
-                    let served = served.clone().of(stream.peer_addr().ok());
-                    let connection = connection(stream, served, settings, stop.clone());
-                    tasks.spawn(connection);
-                }
-                Ok(Accepted::Unix(stream)) => {
-                    let connection = connection(stream, served.clone(), settings, stop.clone());
-                    tasks.spawn(connection);
+                Ok(socket) => {
+                    let (served, security) = (served.clone(), security.clone());
+                    let stop = stop.clone();
+                    tasks.spawn(async move {
+                        let remote = socket.remote();
+                        let opened = tokio::select! {
+                            () = stop.cancelled() => return,
+                            opened = Stream::open(socket, security) => opened,
+                        };
+                        if let Some(stream) = opened {
+                            let served = served.of(remote, stream.is_secure());
+                            connection(stream, served, settings, stop).await;
+                        }
+                    });
                 }
                 Err(error) => {
                     tracing::warn!(error = %error, "failed to accept a connection");
@@ -143,27 +161,24 @@ impl Listener {
         }
     }
 
-    async fn accept(&self) -> std::io::Result<Accepted> {
+    async fn accept(&self) -> std::io::Result<Socket> {
         match self {
             Listener::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
                 stream.set_nodelay(true)?;
-                Ok(Accepted::Tcp(stream))
+                Ok(Socket::Tcp(stream))
             }
-            Listener::Unix(listener) => Ok(Accepted::Unix(listener.accept().await?.0)),
+            Listener::Unix(listener) => Ok(Socket::Unix(listener.accept().await?.0)),
         }
     }
 }
 
-enum Accepted {
-    Tcp(tokio::net::TcpStream),
-    Unix(tokio::net::UnixStream),
-}
-
-async fn connection<S>(stream: S, served: Served, settings: Connections, stop: CancellationToken)
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+async fn connection(
+    stream: Stream,
+    served: Served,
+    settings: Connections,
+    stop: CancellationToken,
+) {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new());
     builder
@@ -179,9 +194,8 @@ where
         .keep_alive_timeout(settings.keepalive_timeout);
     let service = service_fn(move |request: hyper::Request<Incoming>| match &served {
         Served::Grpc(mux) => Either::Left(mux.clone().call(request)),
-        Served::HttpOnly(http, endpoints) => {
-            let http = Arc::clone(http);
-            Either::Right(health::serve_http_only(http, *endpoints, request).boxed())
+        Served::HttpOnly(only) => {
+            Either::Right(health::serve_http_only(only.clone(), request).boxed())
         }
         Served::Peer(mux) => Either::Right(mux.clone().call(request)),
     });

@@ -56,7 +56,7 @@ const fn flag(name: &'static str, default: &'static str, form: Form, effect: Eff
 /// Chosen by what memory there is (config/memory.rs).
 pub const AUTO: &str = "auto";
 
-const TLS: Effect = Effect::Missing("this release has no TLS");
+const REVOKED: Effect = Effect::Missing("this release reads no lists of revoked certificates");
 const DISCOVERY: Effect = Effect::Missing("this release has no discovery service");
 const USERS: Effect = Effect::Missing("this release has no users and roles");
 
@@ -216,35 +216,35 @@ pub const FLAGS: &[Flag] = &[
         Effect::None,
     ),
     // Security.
-    flag("cert-file", "", Form::Text, TLS),
-    flag("key-file", "", Form::Text, TLS),
-    flag("client-cert-file", "", Form::Text, TLS),
-    flag("client-key-file", "", Form::Text, TLS),
-    flag("client-cert-auth", "false", Form::Bool, TLS),
-    flag("client-crl-file", "", Form::Text, TLS),
-    flag("client-cert-allowed-hostname", "", Form::Text, TLS),
-    flag("trusted-ca-file", "", Form::Text, TLS),
-    flag("auto-tls", "false", Form::Bool, TLS),
-    flag("peer-cert-file", "", Form::Text, TLS),
-    flag("peer-key-file", "", Form::Text, TLS),
-    flag("peer-client-cert-file", "", Form::Text, TLS),
-    flag("peer-client-key-file", "", Form::Text, TLS),
-    flag("peer-client-cert-auth", "false", Form::Bool, TLS),
-    flag("peer-trusted-ca-file", "", Form::Text, TLS),
-    flag("peer-cert-allowed-cn", "", Form::Text, TLS),
-    flag("peer-cert-allowed-hostname", "", Form::Text, TLS),
-    flag("peer-auto-tls", "false", Form::Bool, TLS),
-    flag("peer-crl-file", "", Form::Text, TLS),
+    flag("cert-file", "", Form::Text, Effect::Used),
+    flag("key-file", "", Form::Text, Effect::Used),
+    flag("client-cert-file", "", Form::Text, Effect::Used),
+    flag("client-key-file", "", Form::Text, Effect::Used),
+    flag("client-cert-auth", "false", Form::Bool, Effect::Used),
+    flag("client-crl-file", "", Form::Text, REVOKED),
+    flag("client-cert-allowed-hostname", "", Form::Text, Effect::Used),
+    flag("trusted-ca-file", "", Form::Text, Effect::Used),
+    flag("auto-tls", "false", Form::Bool, Effect::Used),
+    flag("peer-cert-file", "", Form::Text, Effect::Used),
+    flag("peer-key-file", "", Form::Text, Effect::Used),
+    flag("peer-client-cert-file", "", Form::Text, Effect::Used),
+    flag("peer-client-key-file", "", Form::Text, Effect::Used),
+    flag("peer-client-cert-auth", "false", Form::Bool, Effect::Used),
+    flag("peer-trusted-ca-file", "", Form::Text, Effect::Used),
+    flag("peer-cert-allowed-cn", "", Form::Text, Effect::Used),
+    flag("peer-cert-allowed-hostname", "", Form::Text, Effect::Used),
+    flag("peer-auto-tls", "false", Form::Bool, Effect::Used),
+    flag("peer-crl-file", "", Form::Text, REVOKED),
     flag(
         "peer-skip-client-san-verification",
         "false",
         Form::Bool,
-        TLS,
+        Effect::Used,
     ),
-    flag("self-signed-cert-validity", "1", Form::Uint, TLS),
-    flag("cipher-suites", "", Form::Text, TLS),
-    flag("tls-min-version", "TLS1.2", Form::Text, TLS),
-    flag("tls-max-version", "", Form::Text, TLS),
+    flag("self-signed-cert-validity", "1", Form::Uint, Effect::Used),
+    flag("cipher-suites", "", Form::Text, Effect::Used),
+    flag("tls-min-version", "TLS1.2", Form::Text, Effect::Used),
+    flag("tls-max-version", "", Form::Text, Effect::Used),
     flag("cors", "*", Form::Text, Effect::Used),
     flag("host-whitelist", "*", Form::Text, Effect::Used),
     // Auth.
@@ -412,18 +412,42 @@ pub const DEPRECATED: &[(&str, &str)] = &[
     ),
 ];
 
-/// What the transport security sections of a file may say.
-pub const SECURITY_OPTIONS: &[&str] = &[
-    "cert-file",
-    "key-file",
-    "client-cert-file",
-    "client-key-file",
-    "client-cert-auth",
-    "trusted-ca-file",
-    "auto-tls",
-    "allowed-cn",
-    "allowed-hostname",
-    "skip-client-san-verification",
+/// What the transport security sections of a file may say, and the flag that it is in each: of clients, of peers.
+pub const SECURITY_OPTIONS: &[(&str, Option<&str>, &str)] = &[
+    ("cert-file", Some("cert-file"), "peer-cert-file"),
+    ("key-file", Some("key-file"), "peer-key-file"),
+    (
+        "client-cert-file",
+        Some("client-cert-file"),
+        "peer-client-cert-file",
+    ),
+    (
+        "client-key-file",
+        Some("client-key-file"),
+        "peer-client-key-file",
+    ),
+    (
+        "client-cert-auth",
+        Some("client-cert-auth"),
+        "peer-client-cert-auth",
+    ),
+    (
+        "trusted-ca-file",
+        Some("trusted-ca-file"),
+        "peer-trusted-ca-file",
+    ),
+    ("auto-tls", Some("auto-tls"), "peer-auto-tls"),
+    ("allowed-cn", None, "peer-cert-allowed-cn"),
+    (
+        "allowed-hostname",
+        Some("client-cert-allowed-hostname"),
+        "peer-cert-allowed-hostname",
+    ),
+    (
+        "skip-client-san-verification",
+        None,
+        "peer-skip-client-san-verification",
+    ),
 ];
 
 /// etcd's feature gates and their defaults, which are etcd's but for one: `LeaseCheckpoint` is on here.

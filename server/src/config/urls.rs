@@ -98,6 +98,11 @@ impl Url {
         })
     }
 
+    /// True when what goes through it is encrypted.
+    pub fn is_secure(&self) -> bool {
+        matches!(self.scheme, Scheme::Https | Scheme::Unixs)
+    }
+
     /// The host to connect to, None for a socket.
     pub fn host(&self) -> Option<&str> {
         match self.scheme {

@@ -221,16 +221,11 @@ impl Values {
             };
             match name {
                 "client-transport-security" | "peer-transport-security" => {
-                    check_off(
-                        name,
-                        &value,
-                        Some(SECURITY_OPTIONS),
-                        "this release has no TLS",
-                    )?;
+                    values.set_security(name, &value)?;
                     continue;
                 }
                 "discovery-config" => {
-                    check_off(name, &value, None, "this release has no discovery service")?;
+                    check_off(name, &value, "this release has no discovery service")?;
                     continue;
                 }
                 "socket-options" => {
@@ -245,6 +240,28 @@ impl Values {
             values.set(flag, &scalar(flag, &value)?)?;
         }
         Ok(values)
+    }
+
+    fn set_security(&mut self, section: &str, value: &Yaml) -> Result<(), String> {
+        for (name, value) in section_options(section, value)? {
+            let known = SECURITY_OPTIONS.iter().find(|(known, _, _)| *known == name);
+            let (_, client, peer) =
+                known.ok_or_else(|| format!("{section}: unknown option \"{name}\""))?;
+            let flag = match section {
+                "peer-transport-security" => Some(*peer),
+                _ => *client,
+            };
+            match flag.and_then(flags::find) {
+                Some(flag) => self.set(flag, &scalar(flag, value)?)?,
+                None if is_off(value) => {}
+                None => {
+                    return Err(format!(
+                        "{section}: {name} is not supported: only peers are asked for it"
+                    ));
+                }
+            }
+        }
+        Ok(())
     }
 
     fn set_socket_options(&mut self, value: &Yaml) -> Result<(), String> {
@@ -263,22 +280,22 @@ impl Values {
 type Yaml = serde_yaml_ng::Value;
 
 /// A section of options for something that is not here: all must be off.
-fn check_off(section: &str, value: &Yaml, known: Option<&[&str]>, why: &str) -> Result<(), String> {
+fn check_off(section: &str, value: &Yaml, why: &str) -> Result<(), String> {
     for (name, value) in section_options(section, value)? {
-        if known.is_some_and(|known| !known.contains(&name)) {
-            return Err(format!("{section}: unknown option \"{name}\""));
-        }
-        let off = match value {
-            Yaml::Null | Yaml::Bool(false) => true,
-            Yaml::String(text) => text.is_empty(),
-            Yaml::Sequence(list) => list.is_empty(),
-            _ => false,
-        };
-        if !off {
+        if !is_off(value) {
             return Err(format!("{section}: {name} is not supported: {why}"));
         }
     }
     Ok(())
+}
+
+fn is_off(value: &Yaml) -> bool {
+    match value {
+        Yaml::Null | Yaml::Bool(false) => true,
+        Yaml::String(text) => text.is_empty(),
+        Yaml::Sequence(list) => list.is_empty(),
+        _ => false,
+    }
 }
 
 fn section_options<'a>(section: &str, value: &'a Yaml) -> Result<Vec<(&'a str, &'a Yaml)>, String> {
@@ -491,8 +508,11 @@ mod tests {
                 Stop::BadConfig("\"serve\" is not a valid flag".to_owned()),
             ),
             (
-                "--cert-file=/c",
-                Stop::BadFlag("--cert-file is not supported: this release has no TLS".to_owned()),
+                "--peer-crl-file=/c",
+                Stop::BadFlag(
+                    "--peer-crl-file is not supported: this release reads no lists of revoked certificates"
+                        .to_owned(),
+                ),
             ),
         ] {
             assert_eq!(args(line), Err(expected), "{line}");
@@ -620,13 +640,13 @@ mod tests {
         for (text, why) in [
             ("nmae: x", "unknown option \"nmae\""),
             (
-                "cert-file: /x",
-                "--cert-file is not supported: this release has no TLS",
+                "client-crl-file: /x",
+                "--client-crl-file is not supported: this release reads no lists of revoked certificates",
             ),
             ("- a", "not a mapping of option names to values"),
             (
-                "peer-transport-security:\n  auto-tls: true",
-                "peer-transport-security: auto-tls is not supported: this release has no TLS",
+                "client-transport-security:\n  allowed-cn: [a]",
+                "client-transport-security: allowed-cn is not supported: only peers are asked for it",
             ),
             (
                 "client-transport-security:\n  nmae: ''",
@@ -660,6 +680,14 @@ mod tests {
                 .unwrap();
         assert!(values.bool("socket-reuse-port"));
         assert!(!values.bool("socket-reuse-address"));
+        let values = Values::from_file_text(
+            "client-transport-security:\n  cert-file: /c\npeer-transport-security:\n  cert-file: /p\n  client-cert-auth: true\n  allowed-cn: [a, b]",
+        )
+        .unwrap();
+        assert_eq!(values.text("cert-file"), "/c");
+        assert_eq!(values.text("peer-cert-file"), "/p");
+        assert!(values.bool("peer-client-cert-auth") && !values.bool("client-cert-auth"));
+        assert_eq!(values.text("peer-cert-allowed-cn"), "a,b");
     }
 
     #[test]

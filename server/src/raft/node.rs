@@ -119,6 +119,7 @@ impl RaftOptions {
             member_id,
         };
         let dial = Dial {
+            tls: None,
             ping_timeout: Duration::from_secs(1),
         };
         Self {

@@ -71,6 +71,7 @@ pub struct Mux {
     message_bytes_max: usize,
     slow_after: Duration,
     remote: Remote,
+    secure: bool,
 }
 
 impl Mux {
@@ -102,13 +103,18 @@ impl Mux {
             message_bytes_max: context.limits.request_bytes_max + GRPC_OVERHEAD_BYTES,
             slow_after: context.limits.slow_request,
             remote: None,
+            secure: false,
         }
     }
 
     /// The same for the connection of one client.
     #[must_use]
-    pub fn of(self, remote: Remote) -> Self {
-        Self { remote, ..self }
+    pub fn of(self, remote: Remote, secure: bool) -> Self {
+        Self {
+            remote,
+            secure,
+            ..self
+        }
     }
 
     fn answer(&mut self, request: Request<Incoming>) -> Handling {
@@ -122,8 +128,9 @@ impl Mux {
                 *refusal.status_mut() = http::StatusCode::UNSUPPORTED_MEDIA_TYPE;
                 return Handling::new(Box::pin(async { Ok(refusal) }), None);
             };
+            let secure = self.secure;
             return Handling::new(
-                Box::pin(async move { Ok(http.answer(request).await) }),
+                Box::pin(async move { Ok(http.answer(request, secure).await) }),
                 None,
             );
         }

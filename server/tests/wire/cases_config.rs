@@ -215,17 +215,17 @@ fn p27_a_path_in_a_url_and_other_bad_values_end_with_two_and_are_named() {
         ),
         (
             &[],
-            &[("ETCD_CERT_FILE", "/c")],
+            &[("ETCD_CLIENT_CRL_FILE", "/c")],
             "",
             2,
-            "--cert-file is not supported",
+            "--client-crl-file is not supported",
         ),
         (
             &by_file,
             &[],
-            "client-transport-security:\n  cert-file: /c",
+            "client-transport-security:\n  allowed-cn: [c]",
             2,
-            "client-transport-security: cert-file is not supported: this release has no TLS",
+            "client-transport-security: allowed-cn is not supported: only peers are asked for it",
         ),
         (
             &by_file,

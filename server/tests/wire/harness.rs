@@ -50,10 +50,16 @@ impl Server {
         Self::start_with(&[])
     }
 
+    /// In `args`, `{port}`, `{peer_port}` and `{dir}` stand for this server's own.
     pub(crate) fn start_with(args: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         let (port, peer_port) = (free_port(), free_port());
+        let own = |arg: &&str| {
+            arg.replace("{port}", &port.to_string())
+                .replace("{peer_port}", &peer_port.to_string())
+                .replace("{dir}", &dir.path().to_string_lossy())
+        };
+        let args: Vec<String> = args.iter().map(own).collect();
         let (child, log) = spawn(&dir.path().join("data"), port, peer_port, &args);
         Self {
             child,

@@ -21,4 +21,5 @@ mod offline;
 mod process;
 mod quota;
 mod spans;
+mod tls;
 mod txn;

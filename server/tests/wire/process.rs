@@ -20,7 +20,7 @@ fn bad_flags_end_with_two_and_are_named() {
     for args in [
         &["--nmae", "x"][..],
         &["--max-txn-ops=many"],
-        &["--cert-file=/c"],
+        &["--client-crl-file=/c"],
     ] {
         let output = run(args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
