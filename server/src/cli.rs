@@ -10,6 +10,7 @@ mod snapshot;
 mod wal;
 
 use std::fmt::Write;
+use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
 use ballast_api::API_VERSION;
@@ -125,6 +126,7 @@ fn serve(config: Config) -> ExitCode {
                     tracing::error!("{}; its data may be deleted", End::Removed);
                     return Ok(None);
                 }
+                Err(StartError::Ended(End::Anew)) => begin_anew(),
                 node => node?,
             },
             _ = interrupt.recv() => return Ok(Some(SignalKind::interrupt())),
@@ -142,6 +144,7 @@ fn serve(config: Config) -> ExitCode {
                     node.stop().await?;
                     return Ok(None);
                 }
+                End::Anew => begin_anew(),
             },
         };
         tracing::info!(
@@ -160,6 +163,20 @@ fn serve(config: Config) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The same program with the same arguments, in this process's place: what is in memory is not what the directory holds.
+fn begin_anew() -> ! {
+    tracing::info!("beginning anew on the database of the snapshot");
+    let mut args = std::env::args_os();
+    let name = args.next().unwrap_or_default();
+    // This very program, even if another lies under its name by now.
+    let error = std::process::Command::new("/proc/self/exe")
+        .arg0(name)
+        .args(args)
+        .exec();
+    tracing::error!(%error, "cannot begin anew; start this member again");
+    std::process::exit(1)
 }
 
 /// Ends the process as the signal would have, so that whoever sent it sees it; as the first process of a container there

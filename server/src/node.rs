@@ -24,7 +24,7 @@ use crate::defrag::{self, Cause, Defragmenter};
 use crate::health::{Endpoints, Http};
 use crate::lease::{Lessor, expiry};
 use crate::peer::identity::Whose;
-use crate::peer::{Dial, Peers};
+use crate::peer::{Dial, Peers, probe};
 use crate::raft::{End, PeerNode, ProposeError, RaftNode, RaftOptions};
 use crate::rpc::budget::Budget;
 use crate::rpc::header::Headers;
@@ -171,6 +171,11 @@ impl Node {
 
     fn start_loops(&self, config: &Config) {
         let context = &self.context;
+        self.tasks.spawn(probe_peers(
+            Arc::clone(&context.raft),
+            config.heartbeat,
+            self.stop.clone(),
+        ));
         self.tasks.spawn(follow_members(
             Arc::clone(&context.cluster),
             Arc::clone(&context.raft),
@@ -533,6 +538,14 @@ impl Listeners {
             url: url.clone(),
             source,
         })
+    }
+}
+
+/// Asks the others whether they are there, until `stop`, or they say that this member is none of them any more.
+async fn probe_peers(raft: Arc<RaftNode>, slow_after: Duration, stop: CancellationToken) {
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = probe::run(Arc::clone(raft.peers()), slow_after) => raft.removed(),
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //!     channel.rs   one connection, by the URLs of a member      identity.rs  who asks, and whether of this cluster
 //!
+//!     probe.rs     who answers, and how quickly
+//!
 //! Promises: log, heartbeats and votes, snapshots, and requests passed on have a connection each, so that none waits behind another.
 //! Not here: what Raft says (`raft/transport.rs`, `raft/receive.rs`), what the others ask of this member (`rpc/peer.rs`).
 //!
@@ -9,6 +11,7 @@
 
 pub mod channel;
 pub mod identity;
+pub mod probe;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,6 +24,7 @@ use tonic::transport::Channel;
 
 use crate::clock::Clock;
 use crate::config::urls::Url;
+use crate::metrics::peer::PeerMetrics;
 use crate::tls::Tls;
 use identity::{Introduce, Whose};
 
@@ -67,9 +71,9 @@ pub struct Peers {
 struct Known {
     urls: Vec<String>,
     clients: Vec<Client>,
-    /// When the connection to it began to work, and when it was last heard of.
+    /// When the connection to it began to work.
     active_since: Option<Instant>,
-    heard: Option<Instant>,
+    metrics: PeerMetrics,
 }
 
 impl Peers {
@@ -109,13 +113,16 @@ impl Peers {
                 urls: urls.to_vec(),
                 clients,
                 active_since: None,
-                heard: None,
+                metrics: PeerMetrics::new(self.whose.member_id, id),
             },
         );
     }
 
     pub fn remove(&self, id: u64) {
-        if self.known.write().remove(&id).is_some() {
+        if let Some(peer) = self.known.write().remove(&id) {
+            if peer.active_since.is_some() {
+                peer.metrics.became_inactive();
+            }
             tracing::info!(removed_remote_peer_id = %format!("{id:x}"), "removed remote peer");
         }
     }
@@ -147,22 +154,50 @@ impl Peers {
 
     /// A member answered, or asked.
     pub fn heard(&self, id: u64) {
-        let now = self.clock.now();
-        if let Some(peer) = self.known.write().get_mut(&id) {
-            if peer.active_since.is_none() {
-                peer.active_since = Some(now);
-                tracing::info!(peer_id = %format!("{id:x}"), "peer became active");
-            }
-            peer.heard = Some(now);
+        let is_news = |known: &HashMap<u64, Known>| {
+            known
+                .get(&id)
+                .is_some_and(|peer| peer.active_since.is_none())
+        };
+        if !is_news(&self.known.read()) {
+            return;
+        }
+        if let Some(peer) = self.known.write().get_mut(&id)
+            && peer.active_since.is_none()
+        {
+            peer.active_since = Some(self.clock.now());
+            peer.metrics.became_active();
+            tracing::info!(peer_id = %format!("{id:x}"), "peer became active");
         }
     }
 
     /// A member did not answer.
     pub fn lost(&self, id: u64, why: &dyn std::fmt::Display) {
-        if let Some(peer) = self.known.write().get_mut(&id)
-            && peer.active_since.take().is_some()
-        {
-            tracing::warn!(peer_id = %format!("{id:x}"), error = %why, "peer became inactive");
+        if let Some(peer) = self.known.write().get_mut(&id) {
+            peer.metrics.send_failed();
+            if peer.active_since.take().is_some() {
+                peer.metrics.became_inactive();
+                tracing::warn!(peer_id = %format!("{id:x}"), error = %why, "peer became inactive (message send to peer failed)");
+            }
+        }
+    }
+
+    /// Counts bytes on their way to a member, and from it.
+    pub fn sent(&self, id: u64, bytes: usize) {
+        if let Some(peer) = self.known.read().get(&id) {
+            peer.metrics.sent(bytes);
+        }
+    }
+
+    pub fn received(&self, id: u64, bytes: usize) {
+        if let Some(peer) = self.known.read().get(&id) {
+            peer.metrics.received(bytes);
+        }
+    }
+
+    fn answered_in(&self, id: u64, took: Duration) {
+        if let Some(peer) = self.known.read().get(&id) {
+            peer.metrics.answered_in(took);
         }
     }
 

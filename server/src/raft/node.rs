@@ -34,6 +34,7 @@ use crate::raft::forward::{Forwarder, Outcome, Waiting, request_id};
 use crate::raft::leadership::Heard;
 use crate::raft::log_store::LogStore;
 use crate::raft::open::open_parts;
+use crate::raft::snapshot::Sending;
 use crate::raft::state_machine::{StateError, StateMachine};
 use crate::raft::transport::Transport;
 
@@ -100,6 +101,8 @@ pub struct RaftOptions {
     pub force_alone: bool,
     /// `member/wal`.
     pub wal_dir: PathBuf,
+    /// Where a snapshot of another member is kept while it arrives.
+    pub snapshot_path: PathBuf,
     pub max_wals: usize,
     pub unsafe_no_fsync: bool,
     pub wal_observer: Arc<dyn WalObserver>,
@@ -122,13 +125,15 @@ impl RaftOptions {
             tls: None,
             ping_timeout: Duration::from_secs(1),
         };
+        let wal_dir = wal_dir.into();
         Self {
             member_id,
             cluster_id,
+            snapshot_path: wal_dir.with_file_name("snapshot.received"),
             founders: Some(Nodes::from([(member_id, PeerNode::default())])),
             peers: Arc::new(Peers::new(whose, dial, Clock::default())),
             force_alone: false,
-            wal_dir: wal_dir.into(),
+            wal_dir,
             max_wals: 5,
             unsafe_no_fsync: false,
             wal_observer: Arc::new(Unobserved),
@@ -203,6 +208,9 @@ pub enum End {
     /// By the others: nothing is wrong here.
     #[error("the member has been permanently removed from the cluster")]
     Removed,
+    /// Another member's snapshot is the database now: the process begins anew on it.
+    #[error("a snapshot took the database's place")]
+    Anew,
 }
 
 /// The first error after which this member must stop. Set once.
@@ -223,7 +231,7 @@ impl Failure {
         self.end(End::Removed);
     }
 
-    fn end(&self, end: End) {
+    pub(crate) fn end(&self, end: End) {
         self.0.send_if_modified(|held| {
             if held.is_some() {
                 return false;
@@ -254,6 +262,10 @@ pub struct RaftNode {
     /// Membership changes under way: from before they are proposed.
     pub(super) changing: AtomicUsize,
     pub(super) changes_lock: tokio::sync::Mutex<()>,
+    /// Held while a snapshot of another member is received.
+    pub(super) receiving: tokio::sync::Mutex<()>,
+    pub(super) snapshot_path: PathBuf,
+    sending: Sending,
     stopping: watch::Sender<bool>,
     pub(super) failure: Failure,
     pub(super) timeout: Duration,
@@ -292,9 +304,12 @@ impl RaftNode {
         .await
         .map_err(raft_error)??;
         let applied = parts.machine.applied();
+        let sending = Sending::default();
         let config = options.config().validate().map_err(raft_error)?;
         let transport = Transport {
             peers: Arc::clone(&options.peers),
+            store,
+            sending: sending.clone(),
             failure: parts.failure.clone(),
         };
         let raft = Raft::new(
@@ -332,6 +347,9 @@ impl RaftNode {
             leads: AtomicBool::default(),
             changing: AtomicUsize::default(),
             changes_lock: tokio::sync::Mutex::default(),
+            receiving: tokio::sync::Mutex::default(),
+            snapshot_path: options.snapshot_path,
+            sending,
             stopping: watch::channel(false).0,
             failure: parts.failure,
             // etcd's: 5 s for the disk's queue, and time for an election.
@@ -631,6 +649,13 @@ impl RaftNode {
                     }
                 }
                 _ = stopping.wait_for(|stopping| *stopping) => return,
+            }
+            // Whoever gets a snapshot goes on from the log as it was then.
+            if self.sending.any() {
+                tokio::select! {
+                    () = self.sending.ended() => {}
+                    _ = stopping.wait_for(|stopping| *stopping) => return,
+                }
             }
             if self.raft.trigger().snapshot().await.is_err() {
                 return;

@@ -5,8 +5,9 @@
 use std::sync::Arc;
 
 use ballast_api::etcdserverpb::Member;
+use ballast_storage::committer::decode_position;
 use ballast_storage::mvcc::Store;
-use ballast_storage::schema::Table;
+use ballast_storage::schema::{Table, meta};
 use ballast_storage::wal::{Wal, WalEntry, WalOptions, WalVote};
 use ballast_storage::{LogPosition, StorageError};
 use prost::Message;
@@ -58,6 +59,7 @@ pub(crate) fn open_parts(
         }));
     }
     let wal = Wal::open(options.wal())?;
+    go_on_behind_snapshot(&wal, store, options)?;
     check_log_reaches_engine(&wal, store, options)?;
     if options.force_alone && wal.last() != LogPosition::default() {
         force_alone(&wal, store, options)?;
@@ -139,6 +141,44 @@ pub fn open_storage(
 ) -> Result<(LogStore, StateMachine), StartError> {
     let parts = open_parts(options, store, apply)?;
     Ok((parts.log, parts.machine))
+}
+
+/// A snapshot that was installed is further than the log, until something came after it: the log goes on behind it.
+fn go_on_behind_snapshot(
+    wal: &Wal,
+    store: &Store,
+    options: &RaftOptions,
+) -> Result<(), StorageError> {
+    let mut tables = store.table(Table::Meta)?.into_iter();
+    let installed = tables
+        .find(|(name, _)| name == meta::INSTALLED)
+        .and_then(|(_, bytes)| decode_position(&bytes));
+    let last = wal.last();
+    let Some(installed) = installed.filter(|installed| installed.index > last.index) else {
+        return Ok(());
+    };
+    tracing::info!(
+        snapshot_index = installed.index,
+        last_index = last.index,
+        "the log goes on behind the snapshot that was installed"
+    );
+    let (sender, synced) = std::sync::mpsc::channel();
+    wal.purge(
+        installed,
+        Box::new(move |result| {
+            // The other end waits below.
+            let _ = sender.send(result);
+        }),
+    );
+    let failed = |error: String| {
+        let source = std::io::Error::other(error);
+        StorageError::io("purge", &options.wal_dir, source)
+    };
+    match synced.recv() {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Err(error) => Err(failed(error.to_string())),
+    }
 }
 
 /// The engine holds only entries that were synced in the log before. A log that ends earlier is another one, or lost its end.

@@ -1,16 +1,19 @@
 //! Committed entries, handed to `apply` in log order.
 //!
-//! A snapshot is a marker: the engine flushed up to an applied position. Its bytes are made when somebody asks (`rpc/maintenance.rs`).
+//! A snapshot is a marker: the engine flushed up to an applied position. Its bytes are made when somebody asks (`snapshot.rs` for another member,
+//! `rpc/maintenance.rs` for a client).
 //! Not here: what a request does (`apply`), deletion of log segments (`ballast_storage::wal`).
 //!
 //! etcd: the apply loop of server/etcdserver/server.go.
 
 use std::collections::BTreeSet;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ballast_storage::LogPosition;
-use ballast_storage::mvcc::Store;
+use ballast_storage::mvcc::{InstallOptions, Store};
 use ballast_storage::schema::{Table, meta};
 use futures::{Stream, StreamExt};
 use openraft::alias::{SnapshotMetaOf, SnapshotOf};
@@ -25,16 +28,24 @@ use crate::raft::command::{
     position,
 };
 use crate::raft::forward::Waiting;
-use crate::raft::node::{ApplyObserver, Failure};
+use crate::raft::node::{ApplyObserver, End, Failure};
 
 /// Entries after which watchers are told, even if more are at hand: a millisecond's work or less.
 const SETTLE_ENTRIES: u32 = 64;
 
-/// A snapshot's content: nothing, the engine is it.
-#[derive(Clone, Copy, Debug)]
-pub struct Marker;
+/// A snapshot's content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// The engine is it: the bytes are made when they are sent.
+    Engine,
+    /// What another member sent.
+    File(PathBuf),
+}
 
-type Snapshot = SnapshotOf<TypeConfig, Marker>;
+type Snapshot = SnapshotOf<TypeConfig, Content>;
+
+/// Time for the answer to reach the leader, before this process begins anew.
+const RESTART_DELAY: Duration = Duration::from_millis(200);
 
 /// The replica, as the library sees it.
 #[derive(Debug)]
@@ -49,6 +60,8 @@ pub struct StateMachine {
     /// The last index applied, for those who wait.
     applied: watch::Sender<u64>,
     failure: Failure,
+    /// A snapshot was installed: what is in memory is of the past.
+    superseded: bool,
 }
 
 impl StateMachine {
@@ -76,6 +89,7 @@ impl StateMachine {
             current: Arc::default(),
             applied,
             failure,
+            superseded: false,
         })
     }
 
@@ -116,7 +130,7 @@ pub enum StateError {
 }
 
 impl RaftStateMachine<TypeConfig> for StateMachine {
-    type SnapshotData = Marker;
+    type SnapshotData = Content;
     type SnapshotBuilder = Builder;
 
     async fn applied_state(&mut self) -> Result<(Option<LogId>, Stored), io::Error> {
@@ -127,6 +141,9 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     where
         Strm: Stream<Item = Result<EntryResponder<TypeConfig>, io::Error>> + Unpin + OptionalSend,
     {
+        if self.superseded {
+            std::future::pending::<()>().await;
+        }
         let mut last = None;
         let mut unsettled = 0;
         while let Some(next) = entries.next().await {
@@ -196,21 +213,40 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         }
     }
 
+    /// Makes a database of it. What is in memory is of the past from then on: nothing is applied to it any more, and the process begins anew.
     async fn install_snapshot(
         &mut self,
-        _meta: &SnapshotMetaOf<TypeConfig>,
-        _snapshot: Marker,
+        meta: &SnapshotMetaOf<TypeConfig>,
+        snapshot: Content,
     ) -> Result<(), io::Error> {
-        Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            "a snapshot of another member cannot be installed: this version runs single members only",
-        ))
+        let Content::File(path) = snapshot else {
+            return Err(io::Error::other("a snapshot of this member's own engine"));
+        };
+        let store = Arc::clone(&self.store);
+        let options = InstallOptions {
+            applied: meta.last_log_id.as_ref().map(position).unwrap_or_default(),
+            membership: encode_stored(&meta.last_membership),
+        };
+        crate::metrics::SNAPSHOTS_APPLYING.inc();
+        let installed = tokio::task::spawn_blocking(move || store.install(&path, &options)).await;
+        crate::metrics::SNAPSHOTS_APPLYING.dec();
+        installed.map_err(io::Error::other)?.map_err(|error| {
+            self.failure.set(&error);
+            io::Error::other(error)
+        })?;
+        self.superseded = true;
+        let failure = self.failure.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(RESTART_DELAY).await;
+            failure.end(End::Anew);
+        });
+        Ok(())
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, io::Error> {
         Ok(self.current.lock().clone().map(|meta| Snapshot {
             meta,
-            snapshot: Marker,
+            snapshot: Content::Engine,
         }))
     }
 }
@@ -225,7 +261,7 @@ pub struct Builder {
 }
 
 impl RaftSnapshotBuilder<TypeConfig> for Builder {
-    type SnapshotData = Marker;
+    type SnapshotData = Content;
 
     async fn build_snapshot(&mut self) -> Result<Snapshot, io::Error> {
         let store = Arc::clone(&self.store);
@@ -243,7 +279,7 @@ impl RaftSnapshotBuilder<TypeConfig> for Builder {
         *self.current.lock() = Some(self.meta.clone());
         Ok(Snapshot {
             meta: self.meta.clone(),
-            snapshot: Marker,
+            snapshot: Content::Engine,
         })
     }
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ballast_api::ballastpeerpb as pb;
+use ballast_storage::mvcc::Store;
 use futures::{Stream, StreamExt};
 use openraft::alias::{SnapshotOf, VoteOf};
 use openraft::base::{BoxFuture, BoxStream};
@@ -20,13 +21,17 @@ use openraft::raft::{
     TransferLeaderRequest, TransferLeaderResponse, VoteRequest, VoteResponse,
 };
 use openraft::{OptionalSend, RaftNetworkFactory, RaftNetworkV2};
+use prost::Message;
 use tonic::Status;
 
+use crate::clock::Clock;
+use crate::metrics::peer::SnapshotTimer;
 use crate::peer::identity::{says_removed, says_stranger};
 use crate::peer::{Client, Peers, Purpose};
 use crate::raft::command::{PeerNode, TypeConfig};
 use crate::raft::node::Failure;
-use crate::raft::state_machine::Marker;
+use crate::raft::snapshot::{self, Sending};
+use crate::raft::state_machine::Content;
 use crate::raft::wire::{self, WireError};
 
 /// Between attempts at a peer that does not answer.
@@ -36,6 +41,8 @@ const RETRY: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub struct Transport {
     pub(crate) peers: Arc<Peers>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) sending: Sending,
     pub(crate) failure: Failure,
 }
 
@@ -43,6 +50,8 @@ pub struct Transport {
 #[derive(Clone, Debug)]
 pub struct Peer {
     peers: Arc<Peers>,
+    store: Arc<Store>,
+    sending: Sending,
     failure: Failure,
     target: u64,
     /// The log's stream, or the heartbeats.
@@ -57,6 +66,8 @@ impl Transport {
         }
         Peer {
             peers: Arc::clone(&self.peers),
+            store: Arc::clone(&self.store),
+            sending: self.sending.clone(),
             failure: self.failure.clone(),
             target,
             purpose,
@@ -114,7 +125,7 @@ fn unreadable(error: &WireError) -> RPCError<TypeConfig> {
 type Answers<'s> = BoxStream<'s, Result<StreamAppendResult<TypeConfig>, RPCError<TypeConfig>>>;
 
 impl RaftNetworkV2<TypeConfig> for Peer {
-    type SnapshotData = Marker;
+    type SnapshotData = Content;
 
     async fn append_entries(
         &mut self,
@@ -161,16 +172,40 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         self.vote_reply(reply)
     }
 
+    /// The store as it is now, which may be further than the marker that the library has in mind: it goes on from the marker.
     async fn full_snapshot(
         &mut self,
-        _vote: VoteOf<TypeConfig>,
-        _snapshot: SnapshotOf<TypeConfig, Marker>,
-        _cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
+        vote: VoteOf<TypeConfig>,
+        _marker: SnapshotOf<TypeConfig, Content>,
+        cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         _option: RPCOption,
     ) -> Result<SnapshotResponse<TypeConfig>, StreamingError<TypeConfig>> {
-        Err(StreamingError::Unreachable(Unreachable::from_string(
-            "snapshots are not sent yet",
-        )))
+        let mut client = self.reach(Purpose::Snapshot)?;
+        let _keeps_the_log = self.sending.begin();
+        let target = format!("{:x}", self.target);
+        tracing::info!(to = %target, "sending merged snapshot");
+        let started = Clock::default().now();
+        let timed = SnapshotTimer::sending(&target);
+        let parts = snapshot::parts(Arc::clone(&self.store), wire::vote_out(&vote));
+        let parts = tokio_stream::wrappers::ReceiverStream::new(parts);
+        let reply = tokio::select! {
+            reply = client.snapshot(parts) => reply,
+            closed = cancel => return Err(StreamingError::Closed(closed)),
+        };
+        let reply = match reply {
+            Ok(reply) => reply.into_inner(),
+            Err(status) => {
+                tracing::warn!(to = %target, error = %status, "failed to send merged snapshot");
+                return Err(StreamingError::Unreachable(self.unreachable(&status)));
+            }
+        };
+        self.heard();
+        timed.done();
+        let took = Clock::default().now() - started;
+        tracing::info!(to = %target, ?took, "sent merged snapshot");
+        let vote = wire::vote_in(reply.vote)
+            .map_err(|error| StreamingError::Network(NetworkError::from_string(error)))?;
+        Ok(SnapshotResponse::new(vote))
     }
 
     async fn transfer_leader(
@@ -200,7 +235,9 @@ impl Peer {
         request: AppendEntriesRequest<TypeConfig>,
     ) -> Result<StreamAppendResult<TypeConfig>, RPCError<TypeConfig>> {
         let mut client = self.reach(Purpose::Control)?;
-        let reply = client.heartbeat(wire::append_out(&request)).await;
+        let request = wire::append_out(&request);
+        self.peers.sent(self.target, request.encoded_len());
+        let reply = client.heartbeat(request).await;
         let reply = reply.map_err(|status| self.unreachable(&status))?;
         self.heard();
         wire::append_reply_in(reply.into_inner()).map_err(|error| unreadable(&error))
@@ -213,7 +250,12 @@ impl Peer {
     {
         let opened = match self.reach(Purpose::Log) {
             Ok(mut client) => {
-                let requests = input.map(|request| wire::append_out(&request));
+                let (peers, target) = (Arc::clone(&self.peers), self.target);
+                let requests = input.map(move |request| {
+                    let request = wire::append_out(&request);
+                    peers.sent(target, request.encoded_len());
+                    request
+                });
                 let opened = client.append(requests).await;
                 opened.map_err(|status| self.unreachable(&status))
             }

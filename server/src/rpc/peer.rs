@@ -12,17 +12,19 @@ use std::task::{Context as TaskContext, Poll};
 use ballast_api::ballastpeerpb as peerpb;
 use ballast_api::error::Error;
 use ballast_api::etcdserverpb as pb;
-use futures::{FutureExt, Stream};
+use futures::{FutureExt, Stream, StreamExt};
 use http::header::CONTENT_TYPE;
 use http::{Request as HttpRequest, Response as HttpResponse};
 use hyper::body::Incoming;
 use peerpb::peer_server::{Peer, PeerServer};
+use prost::Message;
 use tonic::body::Body;
 use tonic::{Request, Response, Status, Streaming};
 use tower::Service;
 
 use super::{Context, lease, members};
 use crate::health::{Endpoints, Http};
+use crate::metrics::peer::SnapshotTimer;
 use crate::peer::identity::{self, Whose};
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -34,6 +36,11 @@ pub struct PeerService(pub Arc<Context>);
 impl PeerService {
     /// Lets members of this cluster pass.
     fn admit<T>(&self, request: Request<T>) -> Result<T, Status> {
+        self.who(&request)?;
+        Ok(request.into_inner())
+    }
+
+    fn who<T>(&self, request: &Request<T>) -> Result<u64, Status> {
         let cluster = &self.0.cluster;
         let own = Whose {
             cluster_id: cluster.cluster_id,
@@ -41,7 +48,7 @@ impl PeerService {
         };
         let from = identity::check(request.metadata(), own, |id| cluster.is_removed(id))?;
         self.0.raft.peers().heard(from);
-        Ok(request.into_inner())
+        Ok(from)
     }
 }
 
@@ -53,7 +60,13 @@ impl Peer for PeerService {
         &self,
         request: Request<Streaming<peerpb::AppendRequest>>,
     ) -> Result<Response<Self::AppendStream>, Status> {
-        let requests = self.admit(request)?;
+        let from = self.who(&request)?;
+        let peers = Arc::clone(self.0.raft.peers());
+        let requests = request.into_inner().inspect(move |request| {
+            if let Ok(request) = request {
+                peers.received(from, request.encoded_len());
+            }
+        });
         let answers = Arc::clone(&self.0.raft).append_stream(requests);
         Ok(Response::new(Box::pin(answers)))
     }
@@ -94,8 +107,23 @@ impl Peer for PeerService {
         &self,
         request: Request<Streaming<peerpb::SnapshotPart>>,
     ) -> Result<Response<peerpb::SnapshotReply>, Status> {
-        self.admit(request)?;
-        Err(Status::unimplemented("snapshots are not received yet"))
+        let from = self.who(&request)?;
+        let timed = SnapshotTimer::receiving(&format!("{from:x}"));
+        let received = self
+            .0
+            .raft
+            .receive_snapshot(from, request.into_inner())
+            .await;
+        match received {
+            Ok(reply) => {
+                timed.done();
+                Ok(Response::new(reply))
+            }
+            Err(status) => {
+                tracing::error!(remote_peer_id = %format!("{from:x}"), error = %status, "failed to receive a snapshot");
+                Err(status)
+            }
+        }
     }
 
     type ProposeStream = Answers<peerpb::Refusal>;
@@ -146,6 +174,14 @@ impl Peer for PeerService {
         let asked = asked.ok_or_else(|| Status::invalid_argument("no change is asked for"))?;
         let reply = members::change_as_leader(&self.0, asked).await?;
         Ok(Response::new(reply))
+    }
+
+    async fn ping(
+        &self,
+        request: Request<peerpb::PingRequest>,
+    ) -> Result<Response<peerpb::PingReply>, Status> {
+        self.admit(request)?;
+        Ok(Response::new(peerpb::PingReply {}))
     }
 
     async fn members(

@@ -95,6 +95,8 @@ pub mod meta {
     pub const MEMBER_ID: &[u8] = b"memberId";
     /// Live bytes by the counters kept, u64 big-endian.
     pub const LIVE_BYTES: &[u8] = b"liveBytes";
+    /// Where in the log the last snapshot of another member stood that was installed: as `APPLIED`. The log may end before it, if nothing came since.
+    pub const INSTALLED: &[u8] = b"installed";
     /// The cluster version, as "3.7.0".
     pub const CLUSTER_VERSION: &[u8] = b"clusterVersion";
 }

@@ -271,6 +271,13 @@ fn member_json(member: &Member) -> Bytes {
         .into()
 }
 
+/// Reads a key of the bucket `members_removed`.
+pub fn removed_id(key: &[u8]) -> Result<u64, String> {
+    let text = std::str::from_utf8(key).ok();
+    text.and_then(|text| u64::from_str_radix(text, 16).ok())
+        .ok_or_else(|| format!("a removed member {}", key.escape_ascii()))
+}
+
 /// Reads a value of the bucket `members`.
 pub fn member(value: &[u8]) -> Result<Member, String> {
     let json: MemberJson =

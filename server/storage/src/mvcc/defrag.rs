@@ -17,6 +17,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -65,6 +66,11 @@ impl Store {
     pub fn defragment(&self) -> Result<DefragReport, StorageError> {
         let shared = &self.shared;
         let _one_at_a_time = shared.defragmenting.lock();
+        if shared.superseded.load(Ordering::Acquire) {
+            return Err(StorageError::Stopped {
+                first: "another database took this one's place".to_owned(),
+            });
+        }
         let started = crate::clock::now();
         let old = *shared.database.lock();
         let next = old.next(shared.options.engine);

@@ -11,6 +11,7 @@ mod defrag;
 mod hash;
 pub mod history;
 mod hold;
+mod install;
 pub mod key_index;
 mod read;
 mod recover;
@@ -26,6 +27,6 @@ pub use recover::FORMAT_VERSION;
 pub use restore::{RestoreOptions, RestoreReport, restore};
 pub use snapshot::SnapshotStream;
 pub use store::{
-    Committed, Compaction, DefragReport, Event, EventKind, HashKv, RangeOptions, RangeResult,
-    Sizes, Store, StoreOptions, Touched, View, WriteTxn,
+    Committed, Compaction, DefragReport, Event, EventKind, HashKv, InstallOptions, RangeOptions,
+    RangeResult, Sizes, Store, StoreOptions, Touched, View, WriteTxn,
 };

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::thread::JoinHandle;
 
 use arc_swap::ArcSwap;
@@ -98,6 +98,7 @@ impl Store {
             compact_queue: CompactQueue::default(),
             hashes: StoredHashes::new(found.finished),
             defragmenting: Mutex::default(),
+            superseded: AtomicBool::default(),
             database: Mutex::new(database),
             options,
         });

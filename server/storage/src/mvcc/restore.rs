@@ -63,15 +63,7 @@ pub fn restore(
     dir: &Path,
     options: &RestoreOptions,
 ) -> Result<RestoreReport, StorageError> {
-    check(file)?;
-    for name in [etcd::KEY, etcd::META] {
-        if file.bucket(name.as_bytes())?.is_none() {
-            return Err(StorageError::Refused {
-                path: file.path().to_owned(),
-                why: format!("it has no bucket {name}, so it is no snapshot of etcd"),
-            });
-        }
-    }
+    check_whole(file)?;
     crate::dirs::make(dir, 0o700)?;
     if let current::Found::Database(_) = current::recover(dir)? {
         return Err(StorageError::Refused {
@@ -81,21 +73,40 @@ pub fn restore(
     }
     let name = Name::first(options.engine);
     let engine = name.kind.open(&name.unpublished_path(dir), CACHE_BYTES)?;
-    let mut restore = Restore {
-        file,
-        engine: &*engine,
-        batch: Batch::default(),
-        batch_bytes: 0,
-        last: Revision::default(),
-        scheduled: -1,
-        finished: -1,
-        report: RestoreReport::default(),
-    };
+    let mut restore = Restore::new(file, &*engine);
     restore.buckets()?;
-    let report = restore.finish(options)?;
+    let report = restore.finish(options, Vec::new())?;
     drop(engine);
     current::publish(dir, name)?;
     Ok(report)
+}
+
+/// Makes an unpublished database of the same cluster's snapshot, members and all, with `more` of its own in the table of metadata.
+pub(super) fn take_over(
+    file: &BoltFile,
+    dir: &Path,
+    name: Name,
+    more: Vec<(&'static [u8], Bytes)>,
+) -> Result<RestoreReport, StorageError> {
+    check_whole(file)?;
+    let engine = name.kind.open(&name.unpublished_path(dir), CACHE_BYTES)?;
+    let mut restore = Restore::new(file, &*engine);
+    restore.keeps_members = true;
+    restore.buckets()?;
+    restore.finish(&RestoreOptions::default(), more)
+}
+
+fn check_whole(file: &BoltFile) -> Result<(), StorageError> {
+    check(file)?;
+    for name in [etcd::KEY, etcd::META] {
+        if file.bucket(name.as_bytes())?.is_none() {
+            return Err(StorageError::Refused {
+                path: file.path().to_owned(),
+                why: format!("it has no bucket {name}, so it is no snapshot of etcd"),
+            });
+        }
+    }
+    Ok(())
 }
 
 struct Restore<'a> {
@@ -106,10 +117,26 @@ struct Restore<'a> {
     last: Revision,
     scheduled: i64,
     finished: i64,
+    /// The members are the file's.
+    keeps_members: bool,
     report: RestoreReport,
 }
 
-impl Restore<'_> {
+impl<'a> Restore<'a> {
+    fn new(file: &'a BoltFile, engine: &'a dyn Engine) -> Self {
+        Self {
+            file,
+            engine,
+            batch: Batch::default(),
+            batch_bytes: 0,
+            last: Revision::default(),
+            scheduled: -1,
+            finished: -1,
+            keeps_members: false,
+            report: RestoreReport::default(),
+        }
+    }
+
     fn buckets(&mut self) -> Result<(), StorageError> {
         let mut buckets = self.file.cursor(&self.file.root());
         while let Some((name, value)) = buckets.next()? {
@@ -124,7 +151,11 @@ impl Restore<'_> {
 
     fn bucket(&mut self, name: &Bytes, bucket: &Bucket) -> Result<(), StorageError> {
         if name == etcd::MEMBERS || name == etcd::MEMBERS_REMOVED {
-            return Ok(());
+            return if self.keeps_members {
+                self.members(name, bucket)
+            } else {
+                Ok(())
+            };
         }
         let table = etcd::table_of(name);
         let mut entries = self.file.cursor(bucket);
@@ -150,6 +181,24 @@ impl Restore<'_> {
                     self.report.unknown.push(name.escape_ascii().to_string());
                     return Ok(());
                 }
+            }
+        }
+        Ok(())
+    }
+
+    fn members(&mut self, name: &Bytes, bucket: &Bucket) -> Result<(), StorageError> {
+        let mut entries = self.file.cursor(bucket);
+        while let Some((key, value)) = entries.next()? {
+            let Value::Bytes(value) = value else {
+                continue;
+            };
+            if name == etcd::MEMBERS {
+                let member = etcd::member(&value).map_err(|what| self.file.damaged(0, what))?;
+                let bytes = member.encode_to_vec().into();
+                self.put(Table::Member, &member.id.to_be_bytes(), bytes)?;
+            } else {
+                let id = etcd::removed_id(&key).map_err(|what| self.file.damaged(0, what))?;
+                self.put(Table::MemberRemoved, &id.to_be_bytes(), Bytes::new())?;
             }
         }
         Ok(())
@@ -194,7 +243,11 @@ impl Restore<'_> {
         Ok(())
     }
 
-    fn finish(mut self, options: &RestoreOptions) -> Result<RestoreReport, StorageError> {
+    fn finish(
+        mut self,
+        options: &RestoreOptions,
+        more: Vec<(&'static [u8], Bytes)>,
+    ) -> Result<RestoreReport, StorageError> {
         // etcd's revision before the first write is 1; a compaction may have taken the last record (etcd#17780).
         let mut revision = self.last.main.max(self.scheduled).max(self.finished).max(1);
         if options.revision_bump > 0 {
@@ -222,8 +275,13 @@ impl Restore<'_> {
         }
         self.put(Table::Meta, meta::CURRENT_REVISION, be(revision))?;
         let id = |id: u64| Bytes::copy_from_slice(&id.to_be_bytes());
-        self.put(Table::Meta, meta::CLUSTER_ID, id(options.cluster_id))?;
-        self.put(Table::Meta, meta::MEMBER_ID, id(options.member_id))?;
+        if !self.keeps_members {
+            self.put(Table::Meta, meta::CLUSTER_ID, id(options.cluster_id))?;
+            self.put(Table::Meta, meta::MEMBER_ID, id(options.member_id))?;
+        }
+        for (name, value) in more {
+            self.put(Table::Meta, name, value)?;
+        }
         for member in &options.members {
             let bytes = member.encode_to_vec().into();
             self.put(Table::Member, &member.id.to_be_bytes(), bytes)?;

@@ -34,6 +34,7 @@ pub struct SnapshotStream {
     shared: Arc<Shared>,
     revision: i64,
     applied: LogPosition,
+    membership: Bytes,
     size: u64,
     buckets: std::vec::IntoIter<etcd::SmallBucket>,
     feed: Feed,
@@ -89,9 +90,11 @@ impl Store {
         }
         let writer =
             Writer::new(plan, BytesMut::new().writer()).map_err(|error| failed(shared, &error))?;
+        let membership = small.get(&Table::Meta.key(meta::RAFT_MEMBERSHIP)[..]);
         Ok(SnapshotStream {
             revision,
             applied,
+            membership: membership.cloned().unwrap_or_default(),
             size: plan.file_len(),
             buckets: buckets.into_iter(),
             feed: Feed::Entries(Vec::new().into_iter()),
@@ -170,6 +173,11 @@ impl SnapshotStream {
     /// The last log entry in it.
     pub fn applied(&self) -> LogPosition {
         self.applied
+    }
+
+    /// The group at that entry, in the Raft layer's own bytes; empty when there was none yet.
+    pub fn membership(&self) -> Bytes {
+        self.membership.clone()
     }
 
     /// The next piece, of `bytes_max` until the database's end; the last piece is the SHA-256 alone. None after it.

@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread::JoinHandle;
 
 use arc_swap::ArcSwap;
@@ -40,6 +40,7 @@ use crate::schema::Table;
 pub use crate::mvcc::compact::Compaction;
 pub use crate::mvcc::defrag::DefragReport;
 pub use crate::mvcc::hash::HashKv;
+pub use crate::mvcc::install::InstallOptions;
 pub use crate::mvcc::read::{RangeOptions, RangeResult, View};
 pub use crate::mvcc::write::{Committed, Touched, WriteTxn};
 
@@ -128,6 +129,8 @@ pub(super) struct Shared {
     pub(super) hashes: StoredHashes,
     /// Held over a defragmentation.
     pub(super) defragmenting: Mutex<()>,
+    /// The directory's live database is another one than this store has open (install.rs).
+    pub(super) superseded: AtomicBool,
     /// The live database.
     pub(super) database: Mutex<Name>,
 }

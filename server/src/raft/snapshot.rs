@@ -1,0 +1,217 @@
+//! A snapshot from the leader to a member that is behind the log.
+//!
+//!     leader:  pin the store as it is -> head (position, membership), the file in pieces
+//!     member:  pieces to a file, SHA-256 compared -> the library takes it -> a new database is published -> the process begins anew on it
+//!
+//! Promises: neither side holds the file in memory; what does not arrive whole counts for nothing. While one is on its way, and a while after, the
+//! leader keeps its log, so that the member can go on from where the snapshot ends.
+//! Beginning anew is how everything in memory comes to be that of the new database: index, leases, watchers. Clients connect again.
+//!
+//! etcd: server/etcdserver/api/rafthttp/snapshot_sender.go, snapshotHandler in http.go, and the inflightSnapshots of the server.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use ballast_api::ballastpeerpb as pb;
+use ballast_storage::LogPosition;
+use ballast_storage::mvcc::Store;
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use openraft::alias::SnapshotMetaOf;
+use openraft::storage::Snapshot;
+use sha2::{Digest, Sha256};
+use tokio::fs::File;
+use tokio::io::AsyncWriteExt;
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use crate::raft::command::{TypeConfig, decode_stored, log_id};
+use crate::raft::node::RaftNode;
+use crate::raft::state_machine::Content;
+use crate::raft::wire;
+
+/// One piece of the file.
+const PIECE_BYTES: usize = 256 << 10;
+/// Pieces read ahead of the connection.
+const PIECES_AHEAD: usize = 4;
+const SHA_BYTES: u64 = 32;
+/// How long the log is kept for a member after a snapshot was sent (etcd: releaseDelayAfterSnapshot).
+const KEEP_LOG: Duration = Duration::from_secs(30);
+const ENDED_STEP: Duration = Duration::from_millis(100);
+
+/// Snapshots on their way to others: the log is not purged meanwhile.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sending(Arc<AtomicUsize>);
+
+impl Sending {
+    pub(crate) fn any(&self) -> bool {
+        self.0.load(Ordering::Acquire) > 0
+    }
+
+    /// Waits until none is.
+    pub(crate) async fn ended(&self) {
+        while self.any() {
+            tokio::time::sleep(ENDED_STEP).await;
+        }
+    }
+
+    pub(crate) fn begin(&self) -> OnItsWay {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        OnItsWay(Arc::clone(&self.0))
+    }
+}
+
+/// Keeps the log for a while after its end.
+pub(crate) struct OnItsWay(Arc<AtomicUsize>);
+
+impl Drop for OnItsWay {
+    fn drop(&mut self) {
+        let count = Arc::clone(&self.0);
+        tokio::spawn(async move {
+            tokio::time::sleep(KEEP_LOG).await;
+            count.fetch_sub(1, Ordering::AcqRel);
+        });
+    }
+}
+
+/// The parts of a snapshot of the store as it is now, as they are read.
+pub(crate) fn parts(store: Arc<Store>, vote: pb::Vote) -> mpsc::Receiver<pb::SnapshotPart> {
+    let (sender, parts) = mpsc::channel(PIECES_AHEAD);
+    tokio::task::spawn_blocking(move || {
+        let send = |part| sender.blocking_send(part).is_ok();
+        let mut stream = match store.snapshot() {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::error!(%error, "cannot make a snapshot for another member");
+                return;
+            }
+        };
+        let applied = stream.applied();
+        let head = pb::SnapshotHead {
+            vote: Some(vote),
+            applied: Some(pb::LogPosition {
+                term: applied.term,
+                index: applied.index,
+            }),
+            membership: stream.membership(),
+            size: stream.size(),
+        };
+        if !send(pb::SnapshotPart {
+            head: Some(head),
+            chunk: Bytes::new(),
+        }) {
+            return;
+        }
+        loop {
+            match stream.next_chunk(PIECE_BYTES) {
+                Ok(Some(chunk)) => {
+                    if !send(pb::SnapshotPart { head: None, chunk }) {
+                        return;
+                    }
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    // The other side finds it too short.
+                    crate::node::stop_if_damaged(&error);
+                    return;
+                }
+            }
+        }
+    });
+    parts
+}
+
+/// A file that goes away unless it is kept.
+struct Received(PathBuf);
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        // It may never have been made.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn broken(why: impl std::fmt::Display) -> Status {
+    Status::aborted(format!("the snapshot did not arrive whole: {why}"))
+}
+
+impl RaftNode {
+    /// Takes a snapshot of the leader. One at a time.
+    pub async fn receive_snapshot<S>(
+        self: &Arc<Self>,
+        from: u64,
+        parts: S,
+    ) -> Result<pb::SnapshotReply, Status>
+    where
+        S: Stream<Item = Result<pb::SnapshotPart, Status>> + Send,
+    {
+        let Ok(_one_at_a_time) = self.receiving.try_lock() else {
+            return Err(Status::unavailable("another snapshot is being received"));
+        };
+        futures::pin_mut!(parts);
+        let first = parts.next().await.ok_or_else(|| broken("it is empty"))??;
+        let head = first.head.ok_or_else(|| broken("it has no head"))?;
+        tracing::info!(
+            remote_peer_id = %format!("{from:x}"),
+            incoming_snapshot_index = head.applied.map_or(0, |applied| applied.index),
+            size = head.size,
+            "receiving database snapshot"
+        );
+        let file = Received(self.snapshot_path.clone());
+        write_file(&file.0, head.size, parts).await?;
+        let applied = head.applied.unwrap_or_default();
+        let applied = LogPosition {
+            term: applied.term,
+            index: applied.index,
+        };
+        let last_membership = decode_stored(&head.membership).map_err(broken)?;
+        let vote = wire::vote_in(head.vote).map_err(broken)?;
+        let snapshot = Snapshot {
+            meta: SnapshotMetaOf::<TypeConfig> {
+                last_log_id: log_id(applied),
+                last_membership,
+            },
+            snapshot: Content::File(file.0.clone()),
+        };
+        let answer = self
+            .raft()
+            .install_full_snapshot(vote, snapshot)
+            .await
+            .map_err(|error| Status::unavailable(error.to_string()))?;
+        Ok(pb::SnapshotReply {
+            vote: Some(wire::vote_out(&answer.vote)),
+        })
+    }
+}
+
+/// Writes the file without its trailer, which is compared.
+async fn write_file<S>(path: &Path, size: u64, parts: S) -> Result<(), Status>
+where
+    S: Stream<Item = Result<pb::SnapshotPart, Status>> + Send,
+{
+    futures::pin_mut!(parts);
+    let mut file = File::create(path).await.map_err(broken)?;
+    let mut sha = Sha256::new();
+    let mut trailer = Vec::new();
+    let mut left = size;
+    while let Some(part) = parts.next().await {
+        let mut chunk = part?.chunk;
+        let body = chunk.split_to(chunk.len().min(usize::try_from(left).unwrap_or(usize::MAX)));
+        left -= body.len() as u64;
+        sha.update(&body);
+        file.write_all(&body).await.map_err(broken)?;
+        trailer.extend_from_slice(&chunk);
+        if trailer.len() as u64 > SHA_BYTES {
+            return Err(broken("it is longer than it says"));
+        }
+    }
+    if left > 0 || trailer.len() as u64 != SHA_BYTES {
+        return Err(broken(format!("{left} bytes are missing")));
+    }
+    if sha.finalize()[..] != trailer[..] {
+        return Err(broken("its SHA-256 is another"));
+    }
+    file.sync_all().await.map_err(broken)
+}

@@ -1,0 +1,8 @@
+//! Clusters of the real binary on loopback: bootstrap, failover, membership, catch-up, and who is kept out.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod failover;
+mod harness;
+mod membership;
+mod replication;
