@@ -68,8 +68,12 @@ pub(crate) struct OnItsWay(Arc<AtomicUsize>);
 
 impl Drop for OnItsWay {
     fn drop(&mut self) {
+        // At the end of the process there is nothing to keep it for.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return;
+        };
         let count = Arc::clone(&self.0);
-        tokio::spawn(async move {
+        runtime.spawn(async move {
             tokio::time::sleep(KEEP_LOG).await;
             count.fetch_sub(1, Ordering::AcqRel);
         });

@@ -62,12 +62,18 @@ async fn a_learner_answers_what_learners_answer() {
     let mut leader = cluster.members[0].cluster();
     let added = leader.member_add(request.clone()).await.unwrap();
     let id = added.into_inner().member.unwrap().id;
-    let refused = leader.member_add(request).await.unwrap_err();
-    assert!(is(
-        &refused,
-        Code::FailedPrecondition,
-        "etcdserver: Peer URLs already exists"
-    ));
+    // The same URL alone would be the same id within the second.
+    let mut twice = request;
+    twice.peer_ur_ls.push("http://127.0.0.1:1".to_owned());
+    let refused = leader.member_add(twice).await.unwrap_err();
+    assert!(
+        is(
+            &refused,
+            Code::FailedPrecondition,
+            "etcdserver: Peer URLs already exists"
+        ),
+        "{refused:?}"
+    );
     let another = pb::MemberAddRequest {
         peer_ur_ls: vec!["http://127.0.0.1:1".to_owned()],
         is_learner: true,
