@@ -14,6 +14,7 @@ export BALLAST_BIN ?= $(CARGO_TARGET_DIR)/release/ballast
 # The dev build of the harness, which `check` needs anyway, is quick enough where nothing is measured.
 E2E := $(CARGO_TARGET_DIR)/debug/ballast-e2e
 
+MEMBERS ?= 1
 ROUNDS ?= 3
 KEYS ?= 1000000
 SEEDS ?= 5
@@ -37,8 +38,8 @@ down: build ## remove every trace of `make up`
 status: build ## what runs and where its kubeconfigs are
 	$(E2E) status
 
-run: build-server ## only a store on 127.0.0.1:2379, data in ./data, for etcdctl
-	exec $(BALLAST_BIN) --name=default --data-dir=./data
+run: build-server ## only a store on 127.0.0.1:2379, data in ./data, for etcdctl; MEMBERS=3 for a cluster on 2379, 12379, 22379
+	exec ./.ci/run-members $(BALLAST_BIN) $(MEMBERS)
 
 # ---- build -------------------------------------------------------------------------------------------------------------------
 
