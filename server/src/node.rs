@@ -111,7 +111,7 @@ impl Node {
         let stop = CancellationToken::new();
         let context = Arc::new(Context {
             headers: Headers::new(&raft, &member.cluster),
-            ids: Arc::new(RequestIds::new(identity.member_id, clock)),
+            ids: Arc::new(RequestIds::new(identity.member_id)),
             limits: Limits {
                 txn_ops_max: config.txn_ops_max,
                 request_bytes_max: config.request_bytes_max,

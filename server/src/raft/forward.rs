@@ -12,6 +12,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use ballast_api::ballastpeerpb as pb;
 use ballast_api::etcdserverpb::InternalRaftRequest;
@@ -29,6 +30,9 @@ const QUEUE_MAX: usize = 1024;
 /// What one message carries.
 const BATCH_MAX: usize = 256;
 const BATCH_BYTES_MAX: usize = 1 << 20;
+
+/// After a lane broke, before what was not sent is given back.
+const BROKEN_REST: Duration = Duration::from_millis(50);
 
 /// How a proposal that was passed on ended.
 #[derive(Debug)]
@@ -200,6 +204,8 @@ async fn run_lane(
     };
     if let Err(status) = ended.await {
         peers.lost(leader, &status);
+        // Those who wait would try again at once, as often as a connection can be refused.
+        tokio::time::sleep(BROKEN_REST).await;
     }
     // What is left was never sent.
     let mut queued = queued.lock().await;

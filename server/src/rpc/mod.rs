@@ -27,7 +27,7 @@ pub mod watch;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use ballast_api::error::Error;
 use ballast_api::etcdserverpb as pb;
@@ -184,18 +184,15 @@ impl Context {
     }
 }
 
-/// Ids of requests, unique in the cluster: member, time of start, counter, as etcd makes them.
+/// Ids of requests, unique in the cluster: member, a random beginning, counter. etcd begins with the time; but a clock that was set back would
+/// give out ids anew that stand in the log already, and who waits for such a one would be answered for another.
 #[derive(Debug)]
 pub struct RequestIds(AtomicU64);
 
 impl RequestIds {
-    pub fn new(member_id: u64, clock: Clock) -> Self {
-        let millis = clock
-            .wall()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| since.as_millis() as u64);
-        let time = (millis & 0xff_ffff_ffff) << 8;
-        Self(AtomicU64::new((member_id & 0xffff) << 48 | time))
+    pub fn new(member_id: u64) -> Self {
+        let beginning = rand::random::<u64>() >> 17;
+        Self(AtomicU64::new((member_id & 0xffff) << 48 | beginning))
     }
 
     pub fn next(&self) -> u64 {
