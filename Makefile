@@ -103,8 +103,8 @@ build-measure: packages
 	cargo build --profile dist --locked -p ballast-server
 	cargo build --release --locked -p ballast-e2e
 
-bench: build-measure ## the ratio table against real etcd, ROUNDS interleaved rounds, to docs/bench.md
-	$(MEASURE) bench --rounds $(ROUNDS) --write docs/bench.md
+bench: build-measure ## the ratio table against real etcd, ROUNDS interleaved rounds, to docs/bench.md; of clusters with MEMBERS=3, to docs/bench-members.md
+	$(MEASURE) bench --rounds $(ROUNDS) --members $(MEMBERS) --write docs/bench$(if $(filter-out 1,$(MEMBERS)),-members).md
 
 latency: build-measure ## what requests notice of compaction and defragmentation at KEYS keys, to docs/latency.md
 	$(MEASURE) latency --keys $(KEYS) $(LATENCY_TABLE)

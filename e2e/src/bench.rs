@@ -22,7 +22,7 @@ use crate::store_server::{Program, StoreServer};
 use crate::tools;
 use crate::up::say;
 use crate::wait;
-use crate::{bench_kube, bench_objects};
+use crate::{bench_kube, bench_members, bench_objects};
 
 /// Bytes in the table's unit of memory.
 pub const MIB: f64 = 1_048_576.0;
@@ -32,24 +32,27 @@ pub const MIB: f64 = 1_048_576.0;
 pub struct Args {
     /// Interleaved rounds.
     #[arg(long, default_value_t = 3)]
-    rounds: usize,
+    pub rounds: usize,
+    /// Of each cluster; with more than one, the rows are those of etcd's tool, and `failover`.
+    #[arg(long, default_value_t = 1)]
+    pub members: usize,
     /// Only these rows, by name; `kube` names the rows on a filled store, `objects` those that write as kube-apiserver does.
     #[arg(long, value_delimiter = ',')]
-    rows: Vec<String>,
+    pub rows: Vec<String>,
     /// Divides the number of requests and keys, for a quick look.
     #[arg(long, default_value_t = 1)]
-    divide: u64,
+    pub divide: u64,
     /// Writes the table there, as Markdown.
     #[arg(long)]
     write: Option<PathBuf>,
     /// Further flags of the server under test.
     #[arg(long)]
-    flag: Vec<String>,
+    pub flag: Vec<String>,
 }
 
 /// One workload of etcd's `benchmark` tool.
-struct Row {
-    name: &'static str,
+pub struct Row {
+    pub name: &'static str,
     connections: &'static str,
     arguments: &'static [&'static str],
     /// Number of requests, which `--divide` divides; passed as `--total` or `--put-total`.
@@ -57,7 +60,7 @@ struct Row {
     /// The heading of the summary that counts, where the tool prints several.
     heading: Option<&'static str>,
     /// Shown per 1,000 of the requests, or as a whole.
-    cpu_per_thousand: bool,
+    pub cpu_per_thousand: bool,
     bounds: Bounds,
 }
 
@@ -67,7 +70,7 @@ const READ_BOUNDS: Bounds = &[
     (Metric::Cpu, Ratio(0.6, 0.45)),
 ];
 
-const ROWS: [Row; 8] = [
+pub const ROWS: [Row; 8] = [
     Row {
         name: "put-1-client",
         connections: "--conns=1 --clients=1",
@@ -188,6 +191,18 @@ const IDLE_TIME: Duration = Duration::from_secs(2);
 /// Runs the rows and prints the table.
 pub async fn run(args: &Args) -> Result<()> {
     tools::ensure(&["etcd", "benchmark"], &Progress::new())?;
+    if args.members > 1 {
+        let programs = [Program::etcd()?, Program::under_test()?];
+        let table = bench_members::run(args, &programs).await?;
+        say(&table.markdown());
+        say(&format!("{} bounds missed", table.missed()));
+        if let Some(path) = &args.write {
+            let of = format!("# Benchmark of {} members", args.members);
+            let text = table.document().replacen("# Benchmark", &of, 1);
+            std::fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
+        }
+        return Ok(());
+    }
     let names = ROWS.iter().map(|row| row.name);
     let names: Vec<&str> = names
         .chain(OPEN_ROWS.iter().map(|(name, ..)| *name))
@@ -281,7 +296,7 @@ async fn memory_row(program: &Program, flags: &[&str], divide: u64) -> Result<Ro
     tokio::time::sleep(IDLE_TIME).await;
     let idle = Cost::of(server.pid()?)?;
     for row in &ROWS {
-        tool(&server, row, divide).await?;
+        tool(&server.endpoint(), row, divide).await?;
     }
     let after = Cost::of(server.pid()?)?;
     let mut samples = Samples::of(Metric::IdleRss, idle.rss as f64 / MIB);
@@ -296,23 +311,25 @@ async fn memory_row(program: &Program, flags: &[&str], divide: u64) -> Result<Ro
 async fn tool_row(program: &Program, flags: &[&str], row: &Row, divide: u64) -> Result<Samples> {
     let server = StoreServer::start(program, flags).await?;
     tokio::time::sleep(IDLE_TIME).await;
-    tool(&server, row, divide).await
+    let before = Cost::of(server.pid()?)?;
+    let (total, mut samples) = tool(&server.endpoint(), row, divide).await?;
+    let after = Cost::of(server.pid()?)?;
+    samples.costs(before, after, total, row.cpu_per_thousand);
+    Ok(samples)
 }
 
-/// Runs etcd's tool once.
-async fn tool(server: &StoreServer, row: &Row, divide: u64) -> Result<Samples> {
+/// Runs etcd's tool once: how many requests it sent, and what it says of them.
+pub async fn tool(endpoints: &str, row: &Row, divide: u64) -> Result<(u64, Samples)> {
     let total = (row.total.1 / divide).max(10);
     let mut command = Command::new(tools::path("benchmark")?);
     command
-        .arg(format!("--endpoints={}", server.endpoint()))
+        .arg(format!("--endpoints={endpoints}"))
         .arg("--precise")
         .args(row.connections.split(' '))
         .args(row.arguments)
         .arg(format!("{}={total}", row.total.0))
         .stdin(Stdio::null());
-    let before = Cost::of(server.pid()?)?;
     let output = tokio::task::spawn_blocking(move || command.output()).await??;
-    let after = Cost::of(server.pid()?)?;
     let text = String::from_utf8(output.stdout)?;
     if !output.status.success() {
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -320,9 +337,7 @@ async fn tool(server: &StoreServer, row: &Row, divide: u64) -> Result<Samples> {
     }
     let summary = Summary::parse(&text, row.heading)
         .with_context(|| format!("the tool ended with:\n{}", tail(&text, 12)))?;
-    let mut samples = summary.samples();
-    samples.costs(before, after, total, row.cpu_per_thousand);
-    Ok(samples)
+    Ok((total, summary.samples()))
 }
 
 /// The last lines of a text.

@@ -334,8 +334,21 @@ impl Members {
         Ok(index)
     }
 
-    /// Has the cluster take in the member of this place, and starts it with nothing on its disk.
+    /// Adds a member to the cluster and leaves it to the caller to start it.
+    pub async fn add_unstarted(&mut self, learner: bool) -> Result<usize> {
+        let index = self.add_place()?;
+        self.all[index].removed = true;
+        self.take_in(index, learner).await?;
+        Ok(index)
+    }
+
     async fn join(&mut self, index: usize, learner: bool) -> Result<()> {
+        self.take_in(index, learner).await?;
+        self.all[index].server.spawn()
+    }
+
+    /// Has the cluster take in the member of this place, which is to start with nothing on its disk.
+    async fn take_in(&mut self, index: usize, learner: bool) -> Result<()> {
         let url = self.all[index].server.peer_url();
         let known = self
             .change("a member is added", Some(index), |mut client| {
@@ -375,7 +388,7 @@ impl Members {
             joins: true,
             ..own
         });
-        member.server.spawn()
+        Ok(())
     }
 
     /// Makes a voter of a learner as soon as it has caught up.

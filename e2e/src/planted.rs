@@ -2,8 +2,8 @@
 //!
 //!     tree --copy--> cache/planted/tree --patch--> build --> the suite named in it --> must fail
 //!
-//! A patch is `e2e/planted/NAME.patch`: a line `Bug: what is wrong`, a line `Caught-by: SUITE`, then a unified diff. SUITE is `diff` or the
-//! name of a test in `e2e/tests`.
+//! A patch is `e2e/planted/NAME.patch`: a line `Bug: what is wrong`, a line `Caught-by: SUITE, ...`, then a unified diff. SUITE is `diff`,
+//! `nemesis`, or the name of a test in `e2e/tests`; each of them must find it. For the nemesis a line `Faults: ...` says with which faults.
 //!
 //! Promises: the tree itself is never touched; a patch that no longer applies or compiles fails the run, as does one whose bug nobody
 //! finds, or whose suite ends before it compared anything. The copy and its target folder stay, so that the next patch builds quickly.
@@ -29,11 +29,13 @@ const DIFF_SEEDS: &str = "10";
 const DIFF_OPS: &str = "1000";
 /// A suite that has found nothing by then has not found it.
 const SUITE_DEADLINE: Duration = Duration::from_mins(20);
+/// The nemesis has found it within this.
+const NEMESIS_MINUTES: &str = "10";
 const SHOWN_BYTES_MAX: usize = 4_000;
 const REPORT_HEAD: &str = "# Planted bugs
 
-Written by `make planted`: each patch of `e2e/planted` is applied to the server alone, and the suite named must find it. `diff` looks twice: with
-the edges written by hand, and with random scripts of 1000 operations from seed 1 on.
+Written by `make planted`: each patch of `e2e/planted` is applied to the server alone, and the suites named must find it. `diff` looks twice: with
+the edges written by hand, and with random scripts of 1000 operations from seed 1 on. The nemesis has ten minutes.
 
 ";
 
@@ -59,6 +61,9 @@ struct Plant {
     path: PathBuf,
     bug: String,
     caught_by: String,
+    /// Of the nemesis.
+    #[serde(default)]
+    faults: Option<String>,
 }
 
 /// How a suite found it: for each way it was looked for, when.
@@ -75,8 +80,12 @@ struct Outcome {
 }
 
 impl Outcome {
+    /// By all that were named; of the ways of `diff`, one is enough.
     fn caught(&self) -> bool {
-        self.failure.is_none() && self.found.iter().any(|(_, when)| when.is_some())
+        let by = |suite: &str| {
+            (self.found.iter()).any(|(way, when)| when.is_some() && way_of(suite, way))
+        };
+        self.failure.is_none() && self.plant.suites().all(by)
     }
 
     fn text(&self) -> String {
@@ -90,6 +99,20 @@ impl Outcome {
             .map(|(way, when)| format!("{way}: {}", when.as_deref().unwrap_or("not found")))
             .collect();
         told.join("; ")
+    }
+}
+
+impl Plant {
+    fn suites(&self) -> impl Iterator<Item = &str> {
+        self.caught_by.split(',').map(str::trim)
+    }
+}
+
+/// Whether the suite looks in this way.
+fn way_of(suite: &str, way: &str) -> bool {
+    match suite {
+        "diff" => ["edges", "random"].contains(&way),
+        _ => suite == way,
     }
 }
 
@@ -179,6 +202,7 @@ fn plants(root: &Path, name: Option<&str>) -> Result<Vec<Plant>> {
             name: stem.to_string_lossy().into_owned(),
             bug: field("Bug:")?,
             caught_by: field("Caught-by:")?,
+            faults: field("Faults:").ok(),
             path: path.clone(),
         };
         if name.is_none_or(|name| plant.name.contains(name)) {
@@ -209,22 +233,42 @@ fn find(root: &Path, folder: &Path, plant: &Plant) -> Result<Found> {
         .env("CARGO_TARGET_DIR", &target);
     finish(build, "the planted server does not compile")?;
     let server = target.join("debug/ballast");
-    if plant.caught_by != "diff" {
-        let mut suite = Command::new("cargo");
-        suite
-            .args(["test", "--workspace", "--locked", "--test"])
-            .arg(&plant.caught_by)
-            .args(["--", "--nocapture", "--test-threads=1"])
-            .current_dir(root);
-        let when = suite_fails(suite, &server, "round ")?;
-        return Ok(vec![("test".to_owned(), when)]);
+    let mut found = Found::new();
+    for suite in plant.suites() {
+        match suite {
+            "diff" => found.extend(by_diff(&server)?),
+            "nemesis" => {
+                let mut nemesis = Command::new(std::env::current_exe()?);
+                nemesis.args(["nemesis", "--minutes", NEMESIS_MINUTES]);
+                if let Some(faults) = &plant.faults {
+                    nemesis.args(["--fault", faults]);
+                }
+                let begun = wait::now();
+                let when = suite_fails(nemesis, &server, "window ")?;
+                let when = when.map(|when| format!("{when}, {} s", begun.elapsed().as_secs()));
+                found.push((suite.to_owned(), when));
+            }
+            test => {
+                let mut suite = Command::new("cargo");
+                suite
+                    .args(["test", "--workspace", "--locked", "--test", test])
+                    .args(["--", "--nocapture", "--test-threads=1"])
+                    .current_dir(root);
+                let when = suite_fails(suite, &server, "round ")?;
+                found.push((test.to_owned(), when));
+            }
+        }
     }
+    Ok(found)
+}
+
+fn by_diff(server: &Path) -> Result<Found> {
     let diff = |arguments: &[&str]| -> Result<Option<String>> {
         let mut suite = Command::new(std::env::current_exe()?);
         suite
             .args(["diff", "--fail-fast", "--jobs=1", "--seed=1"])
             .args(arguments);
-        suite_fails(suite, &server, "operation ")
+        suite_fails(suite, server, "operation ")
     };
     Ok(vec![
         ("edges".to_owned(), diff(&["--seeds=0"])?),
@@ -375,6 +419,30 @@ fn table(outcomes: &[Outcome]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_suite_that_is_named_must_find_it() {
+        let plant = Plant {
+            name: "x".to_owned(),
+            path: PathBuf::new(),
+            bug: "x".to_owned(),
+            caught_by: "diff, nemesis".to_owned(),
+            faults: None,
+        };
+        let outcome = |found: &[(&str, Option<&str>)]| Outcome {
+            plant: plant.clone(),
+            tree: String::new(),
+            found: (found.iter())
+                .map(|(way, when)| ((*way).to_owned(), when.map(str::to_owned)))
+                .collect(),
+            failure: None,
+        };
+        let edges = ("edges", None);
+        let random = ("random", Some("operation 7"));
+        assert!(outcome(&[edges, random, ("nemesis", Some("window 3"))]).caught());
+        assert!(!outcome(&[edges, random, ("nemesis", None)]).caught());
+        assert!(!outcome(&[edges, random]).caught());
+    }
 
     #[test]
     fn a_place_is_read_from_a_report() {

@@ -49,6 +49,18 @@ impl Program {
         })
     }
 
+    /// What a suite of clusters runs on: the server under test, or real etcd with `BALLAST_STORE=etcd`, which shows that the suite is right.
+    pub fn chosen() -> Result<Self> {
+        match std::env::var("BALLAST_STORE").as_deref() {
+            Ok("etcd") => Self::etcd(),
+            _ => Self::under_test(),
+        }
+    }
+
+    pub fn is_etcd(&self) -> bool {
+        self.name == "etcd"
+    }
+
     /// The server under test.
     pub fn under_test() -> Result<Self> {
         let path = paths::server_binary();

@@ -103,6 +103,20 @@ const SUITES: &[Suite] = &[
     test("wire_metrics", Group::Wire, 120),
     test("wire_snapshot", Group::Wire, 420),
     test("cases", Group::Wire, 240),
+    test("cases_cluster", Group::Wire, 240),
+    full_only(test("cluster_growth", Group::Wire, 300)),
+    own(
+        "nemesis_short",
+        Group::Wire,
+        300,
+        &["nemesis", "--minutes", "1"],
+    ),
+    full_only(own(
+        "nemesis",
+        Group::Wire,
+        4_500,
+        &["nemesis", "--minutes", "60"],
+    )),
     test("diff_kv", Group::Wire, 240),
     full_only(own(
         "diff",

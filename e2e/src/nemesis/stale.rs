@@ -42,8 +42,8 @@ pub struct Leases {
     pub judged: u64,
 }
 
-/// A leader that is new begins a lease anew, so one window is too short.
-const WINDOWS: usize = 3;
+/// A leader that is new begins a lease anew, so few windows are too short.
+const WINDOWS: usize = 6;
 
 impl Leases {
     /// A watcher was told at this time.
@@ -131,7 +131,7 @@ mod tests {
         }
         let mut leases = Leases::default();
         assert!(leases.judge(0, vec![lease(5)], &reference).is_empty());
-        assert!(leases.judge(2, Vec::new(), &reference).is_empty());
-        assert_eq!(leases.judge(3, Vec::new(), &reference).len(), 1);
+        assert!(leases.judge(5, Vec::new(), &reference).is_empty());
+        assert_eq!(leases.judge(6, Vec::new(), &reference).len(), 1);
     }
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use anyhow::Context as _;
 use ballast_api::etcdserverpb as pb;
 use pb::request_op::Request;
 use pb::response_op::Response;
@@ -462,5 +463,5 @@ pub async fn keep_alive(client: &mut Client, id: i64) -> anyhow::Result<i64> {
     sender.send(pb::LeaseKeepAliveRequest { id }).await?;
     let stream = client.lease.lease_keep_alive(ReceiverStream::new(receiver));
     let answer = stream.await?.into_inner().message().await?;
-    Ok(answer.map_or(0, |answer| answer.ttl))
+    Ok(answer.context("the stream ended")?.ttl)
 }
