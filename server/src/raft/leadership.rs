@@ -18,7 +18,7 @@ use openraft::{Instant as _, ServerState};
 
 use crate::clock::Clock;
 use crate::raft::command::TypeConfig;
-use crate::raft::node::{RaftNode, RaftStatus};
+use crate::raft::node::{ProposeError, RaftNode, RaftStatus};
 
 /// When the leader was heard last.
 #[derive(Debug)]
@@ -41,6 +41,10 @@ impl Default for Heard {
 }
 
 impl Heard {
+    pub(super) fn clock(&self) -> Clock {
+        self.clock
+    }
+
     fn now(&self) -> u64 {
         (self.clock.now() - self.began).as_millis() as u64 + 1
     }
@@ -137,6 +141,35 @@ impl RaftNode {
         }
     }
 
+    /// What a request that began then and was not answered in time is told (etcd: parseProposeCtxErr).
+    pub(super) fn why_late(&self, began: Instant) -> ProposeError {
+        let elected = *self.elected_at.lock();
+        let failed = elected.is_some_and(|elected| {
+            began < elected && elected.saturating_duration_since(began) < 2 * self.election
+        });
+        if failed {
+            return ProposeError::LeaderFailed;
+        }
+        let reached = |id: u64| {
+            let since = self.peers().active_since(id);
+            since.is_some_and(|since| since < began)
+        };
+        let leader = self.published.borrow().leader;
+        let lost = if leader == self.member_id {
+            let others = self.other_voters();
+            let reached = others.iter().filter(|id| reached(**id)).count();
+            // With this member more than half of all.
+            reached < others.len().div_ceil(2)
+        } else {
+            leader != 0 && !reached(leader)
+        };
+        if lost {
+            ProposeError::ConnectionLost
+        } else {
+            ProposeError::Timeout
+        }
+    }
+
     fn majority_answers(&self) -> bool {
         let data = self.raft().data_metrics();
         let acked = data.borrow_watched().last_quorum_acked;
@@ -158,6 +191,9 @@ impl RaftNode {
             is_learner: seen.is_learner,
             ..self.status()
         };
+        if seen.leader != 0 && seen.leader != self.published.borrow().leader {
+            *self.elected_at.lock() = Some(self.heard.clock().now());
+        }
         self.published.send_if_modified(|held| {
             let news = led != seen.leads
                 || (held.leader, held.term, held.is_learner)

@@ -74,16 +74,24 @@ impl Recent {
         }
     }
 
-    /// Entries from `first` on if the first one is here.
-    fn from(&self, first: u64, last: u64) -> Option<Vec<Entry>> {
+    /// Entries from `first` on if the first one is here: that one, and as many more as fit into `bytes_max`.
+    fn from(&self, first: u64, last: u64, bytes_max: usize) -> Option<Vec<Entry>> {
         let (front, _) = self.entries.front()?;
         let slot = first.checked_sub(position(&front.log_id).index)? as usize;
         if slot >= self.entries.len() {
             return None;
         }
         let count = (last - first + 1) as usize;
-        let found = self.entries.range(slot..).take(count);
-        Some(found.map(|(entry, _)| entry.clone()).collect())
+        let mut found = Vec::new();
+        let mut left = bytes_max;
+        for (entry, bytes) in self.entries.range(slot..).take(count) {
+            if *bytes > left && !found.is_empty() {
+                break;
+            }
+            left = left.saturating_sub(*bytes);
+            found.push(entry.clone());
+        }
+        Some(found)
     }
 }
 
@@ -118,7 +126,7 @@ impl LogStore {
         if first > last {
             return Ok(Vec::new());
         }
-        if let Some(found) = self.recent.lock().from(first, last) {
+        if let Some(found) = self.recent.lock().from(first, last, bytes_max) {
             return Ok(found);
         }
         let entries = self.wal.read(first, last, bytes_max).map_err(|error| {
@@ -289,5 +297,30 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         let (done, _) = self.waiter();
         self.wal.purge(upto, done);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use openraft::EntryPayload;
+
+    use super::*;
+
+    #[test]
+    fn what_one_message_carries_is_bounded_by_bytes_and_never_nothing() {
+        let mut recent = Recent::default();
+        for index in 1..=10 {
+            let at = LogPosition { term: 1, index };
+            let entry = Entry {
+                log_id: log_id(at).unwrap(),
+                payload: EntryPayload::Blank,
+            };
+            recent.push(entry, 100);
+        }
+        let count = |first, bytes_max| recent.from(first, 10, bytes_max).map(|found| found.len());
+        assert_eq!(count(1, usize::MAX), Some(10));
+        assert_eq!(count(1, 350), Some(3));
+        assert_eq!(count(9, 50), Some(1));
+        assert_eq!(count(11, 350), None);
     }
 }

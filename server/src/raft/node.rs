@@ -67,6 +67,12 @@ pub enum ProposeError {
     NoLeader,
     #[error("request timed out")]
     Timeout,
+    /// The leader was lost while it was under way.
+    #[error("request timed out, possibly due to previous leader failure")]
+    LeaderFailed,
+    /// The leader, or a majority, was not reached all the time.
+    #[error("request timed out, possibly due to connection lost")]
+    ConnectionLost,
     #[error("too many requests")]
     Overloaded,
     /// The disk has no space for the next segment of the log.
@@ -254,6 +260,8 @@ pub struct RaftNode {
     pub(super) barrier: Barrier,
     pub(super) heard: Heard,
     pub(super) wake_leadership: Notify,
+    /// When the leader that is known began to lead.
+    pub(super) elected_at: parking_lot::Mutex<Option<std::time::Instant>>,
     applied: watch::Receiver<u64>,
     pub(super) published: watch::Sender<RaftStatus>,
     /// This member leads, is the only voter, and has applied everything of earlier terms: nobody else can commit anything.
@@ -341,6 +349,7 @@ impl RaftNode {
             barrier: Barrier::default(),
             heard: Heard::default(),
             wake_leadership: Notify::new(),
+            elected_at: parking_lot::Mutex::default(),
             applied,
             published: watch::channel(RaftStatus::default()).0,
             leads_alone: AtomicBool::default(),
@@ -378,6 +387,7 @@ impl RaftNode {
 
     async fn propose_command(&self, command: Command) -> Result<Applied, ProposeError> {
         self.room_for_proposals()?;
+        let started = self.heard.clock().now();
         timeout(self.timeout, async {
             // Mostly this member leads, and nothing need be looked up.
             if self.leads.load(Ordering::Acquire) {
@@ -390,7 +400,7 @@ impl RaftNode {
             Box::pin(self.propose_to_whoever_leads(command)).await
         })
         .await
-        .map_err(|_| ProposeError::Timeout)?
+        .map_err(|_| self.why_late(started))?
     }
 
     /// Until a leader takes it. What was taken is never proposed again.

@@ -58,6 +58,8 @@ pub(crate) fn open_parts(
             what: "the engine holds entries, and their log is missing".to_owned(),
         }));
     }
+    // What a crash left of one that did not arrive; mostly there is none.
+    let _ = std::fs::remove_file(&options.snapshot_path);
     let wal = Wal::open(options.wal())?;
     go_on_behind_snapshot(&wal, store, options)?;
     check_log_reaches_engine(&wal, store, options)?;

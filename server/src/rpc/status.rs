@@ -13,6 +13,8 @@ pub fn from_propose(error: ProposeError) -> Status {
     match error {
         ProposeError::NoLeader => Error::NoLeader.into(),
         ProposeError::Timeout => Error::Timeout.into(),
+        ProposeError::LeaderFailed => Error::TimeoutDueToLeaderFail.into(),
+        ProposeError::ConnectionLost => Error::TimeoutDueToConnectionLost.into(),
         ProposeError::Overloaded => Error::RequestTooManyRequests.into(),
         // Of etcd's texts the one that says what to look after. Nothing raises the alarm: once there is space, writes go on.
         ProposeError::NoSpace => Error::NoSpace.into(),

@@ -13,7 +13,7 @@ use ballast_api::etcdserverpb::Member;
 use ballast_storage::backend::Kind;
 use ballast_storage::bolt::{BoltFile, Planner, Trailer, Writer, check, status, verify_trailer};
 use ballast_storage::mvcc::{
-    HashKv, RangeOptions, RestoreOptions, Store, StoreOptions, WriteTxn, restore,
+    HashKv, InstallOptions, RangeOptions, RestoreOptions, Store, StoreOptions, WriteTxn, restore,
 };
 use ballast_storage::schema::{Table, meta};
 use ballast_storage::{LogPosition, ReadError, StorageError};
@@ -346,7 +346,96 @@ fn a_database_of_something_else_is_not_restored(kind: Kind) {
     assert!(!to.exists());
 }
 
+/// Another member's snapshot, as it lies on the disk once it arrived.
+fn arrived(store: &Store, path: &Path) -> InstallOptions {
+    let size = save(store, path, 64 << 10);
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.set_len(size).unwrap();
+    InstallOptions {
+        applied: store.applied(),
+        membership: Bytes::from_static(b"the group"),
+    }
+}
+
+fn a_snapshot_of_another_member_takes_the_databases_place(kind: Kind) {
+    let dir = tempfile::tempdir().unwrap();
+    let leader = open(kind, &dir.path().join("a"));
+    fill(&leader);
+    let path = dir.path().join("snapshot.received");
+    let options = arrived(&leader, &path);
+    let behind = dir.path().join("b");
+    let store = open(kind, &behind);
+    let mut log = Log::new(&store);
+    log.put("old", b"x", 0);
+    log.entry(|txn| {
+        for (name, id) in [(meta::CLUSTER_ID, 5_u64), (meta::MEMBER_ID, 6)] {
+            txn.table_put(Table::Meta, name, Bytes::copy_from_slice(&id.to_be_bytes()));
+        }
+    });
+    store.flush().unwrap();
+    store.install(&path, &options).unwrap();
+    // What is in memory is of the past, and makes no database any more.
+    assert!(store.defragment().is_err());
+    assert_eq!(store.view().revision(), 2);
+    // As a crash right afterwards.
+    drop(store);
+    let store = open(kind, &behind);
+    assert_eq!(store.applied(), leader.applied());
+    let revision = leader.view().revision();
+    assert_eq!(hash_at(&store, revision), hash_at(&leader, revision));
+    for table in [
+        Table::Lease,
+        Table::Member,
+        Table::MemberRemoved,
+        Table::AuthUser,
+    ] {
+        assert_eq!(store.table(table).unwrap(), leader.table(table).unwrap());
+    }
+    let stored = store.table(Table::Meta).unwrap();
+    let meta_of = |name: &[u8]| {
+        let found = stored.iter().find(|(key, _)| key == name);
+        found.map(|(_, value)| value.clone())
+    };
+    assert_eq!(
+        meta_of(meta::MEMBER_ID).unwrap(),
+        6_u64.to_be_bytes().to_vec()
+    );
+    assert_eq!(meta_of(meta::RAFT_MEMBERSHIP).unwrap(), options.membership);
+    assert!(meta_of(meta::INSTALLED).is_some());
+    // It goes on as any other.
+    let mut log = Log::new(&store);
+    log.put("new", b"y", 0);
+    assert_eq!(store.view().revision(), revision + 1);
+}
+
+fn a_snapshot_that_is_not_what_it_was_sent_as_changes_nothing(kind: Kind) {
+    let dir = tempfile::tempdir().unwrap();
+    let leader = open(kind, &dir.path().join("a"));
+    fill(&leader);
+    let path = dir.path().join("snapshot.received");
+    let options = arrived(&leader, &path);
+    let behind = dir.path().join("b");
+    let store = open(kind, &behind);
+    Log::new(&store).put("old", b"x", 0);
+    store.flush().unwrap();
+    let elsewhere = InstallOptions {
+        applied: LogPosition { term: 2, index: 1 },
+        ..options.clone()
+    };
+    let refused = store.install(&path, &elsewhere).unwrap_err();
+    assert!(refused.to_string().contains("was sent as"), "{refused}");
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+    assert!(store.install(&path, &options).is_err());
+    drop(store);
+    let store = open(kind, &behind);
+    assert_eq!(store.view().revision(), 2);
+    store.defragment().unwrap();
+}
+
 on_each_engine!(
+    a_snapshot_of_another_member_takes_the_databases_place,
+    a_snapshot_that_is_not_what_it_was_sent_as_changes_nothing,
     a_snapshot_passes_the_checks_and_restores_to_the_same_hash,
     a_snapshot_is_of_one_moment_whatever_is_written_and_compacted_meanwhile,
     a_store_closes_while_a_snapshot_holds_up_a_compaction,
