@@ -201,5 +201,6 @@ async fn a_member_of_another_cluster_is_refused_on_both_sides() {
             .then_some(())
     })
     .await;
-    cluster.members[0].put("k", "v").await.unwrap();
+    // The one that was killed may have led: a write passed on to it is of unknown fate.
+    cluster.members[0].put_eventually("k", "v").await;
 }
