@@ -27,6 +27,9 @@ use crate::{bench_kube, bench_members, bench_objects};
 /// Bytes in the table's unit of memory.
 pub const MIB: f64 = 1_048_576.0;
 
+/// Of the server under test: whatever is measured beside a defragmentation begins it itself.
+pub const MAINTENANCE_ASKED: &str = "--auto-defrag=off";
+
 /// What to run.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -221,7 +224,8 @@ pub async fn run(args: &Args) -> Result<()> {
                 continue;
             }
             for (side, program) in programs.iter().enumerate() {
-                let flags = args.flag.iter().map(String::as_str);
+                let flags = std::iter::once(MAINTENANCE_ASKED);
+                let flags = flags.chain(args.flag.iter().map(String::as_str));
                 let flags: Vec<&str> = flags.filter(|_| side == 1).collect();
                 let rows = match twice(name, program, &flags, args.divide).await {
                     Ok(rows) => rows,

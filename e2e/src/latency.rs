@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::bench::MIB;
+use crate::bench::{MAINTENANCE_ASKED, MIB};
 use crate::bench_kube::{Load, compact, defragment, fill, head, load_beside, milliseconds};
 use crate::bench_process::{Cost, database_bytes};
 use crate::load::Measured;
@@ -69,7 +69,7 @@ struct Pair {
 /// Runs the pairs and fails when one rises too far.
 pub async fn run(args: &Args) -> Result<()> {
     let program = Program::under_test()?;
-    let mut flags = vec![QUOTA];
+    let mut flags = vec![QUOTA, MAINTENANCE_ASKED];
     flags.extend(args.flag.iter().map(String::as_str));
     let server = StoreServer::start(&program, &flags).await?;
     fill(&server, PREFIX, 0..args.keys).await?;

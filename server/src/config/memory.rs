@@ -10,10 +10,10 @@ const LIMIT_UNKNOWN: u64 = 1024 * MIB;
 /// cgroup v1 says "no limit" by a number near 2^63.
 const NO_LIMIT: u64 = 1 << 60;
 
-/// Current values kept in memory: an eighth, between 64 and 256 MiB. Beyond it the gain is small: what is not here is read from the
+/// Current values kept in memory: an eighth, between 64 and 192 MiB. Beyond it the gain is small: what is not here is read from the
 /// system's page cache.
 pub fn value_cache_default(limit: u64) -> u64 {
-    (limit / 8).clamp(64 * MIB, 256 * MIB)
+    (limit / 8).clamp(64 * MIB, 192 * MIB)
 }
 
 /// Large responses under way: a quarter, between 64 MiB and 4 GiB.
@@ -156,7 +156,7 @@ mod tests {
     fn defaults_have_a_floor_and_a_ceiling() {
         assert_eq!(value_cache_default(100 * MIB), 64 * MIB);
         assert_eq!(value_cache_default(1024 * MIB), 128 * MIB);
-        assert_eq!(value_cache_default(1 << 50), 256 * MIB);
+        assert_eq!(value_cache_default(1 << 50), 192 * MIB);
         assert_eq!(response_budget_default(1 << 50), 4096 * MIB);
         assert_eq!(response_budget_default(0), 64 * MIB);
     }

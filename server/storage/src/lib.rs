@@ -18,6 +18,7 @@ pub mod clock;
 pub mod committer;
 pub mod dirs;
 pub mod error;
+mod files;
 pub mod mvcc;
 pub mod observer;
 pub mod schema;

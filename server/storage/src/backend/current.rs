@@ -19,9 +19,11 @@
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::Kind;
 use crate::error::StorageError;
+use crate::files;
 
 const CURRENT: &str = "CURRENT";
 const CURRENT_ASIDE: &str = "CURRENT.new";
@@ -179,6 +181,24 @@ fn finish(dir: &Path, name: Name) -> Result<(), StorageError> {
 pub fn remove_database(dir: &Path, name: Name) -> Result<(), StorageError> {
     remove(dir, &name.unpublished())?;
     remove(dir, &name.to_string())
+}
+
+/// As `remove_database`, of one that nobody has open, and slowly: `rest` says whether to go on so.
+pub fn remove_slowly(
+    dir: &Path,
+    name: Name,
+    rest: impl FnMut(Duration) -> bool,
+) -> Result<(), StorageError> {
+    let path = name.path(dir);
+    // A database of several files, as sled's, has small ones.
+    let file = path
+        .is_file()
+        .then(|| File::options().write(true).open(&path));
+    remove_database(dir, name)?;
+    if let Some(Ok(file)) = file {
+        files::free(&file, rest);
+    }
+    Ok(())
 }
 
 fn is_database(file: &str) -> bool {

@@ -28,14 +28,11 @@ use crate::committer::Follow;
 use crate::error::StorageError;
 use crate::mvcc::store::{Shared, Sizes, Store};
 
-/// Bytes copied per batch of the new database: what the disk takes in a few milliseconds, since the log's syncs wait behind it.
-const fn copy_bytes(into: Kind) -> usize {
-    match into {
-        Kind::Redb => 1 << 20,
-        // While it takes a batch it lets nobody read, from none of its databases.
-        Kind::Sled => 256 << 10,
-    }
-}
+/// Bytes copied per batch of the new database: what the disk takes in a millisecond or two, since the log's syncs wait behind it (and
+/// while sled takes a batch, it lets nobody read, from none of its databases).
+const COPY_BYTES: usize = 256 << 10;
+/// The same when nobody waits.
+const COPY_BYTES_OFFLINE: usize = 4 << 20;
 /// The copy rests after each batch for as long as the batch took, so that requests have half of the disk and of a core; but no longer than
 /// this.
 const REST_MAX: Duration = Duration::from_millis(100);
@@ -43,9 +40,9 @@ const REST_MAX: Duration = Duration::from_millis(100);
 const READERS_WAIT_MAX: Duration = Duration::from_secs(2);
 const READERS_WAIT_STEP: Duration = Duration::from_millis(5);
 /// Keys caught up per batch.
-const CATCH_UP_KEYS: usize = 1024;
+const CATCH_UP_KEYS: usize = 256;
 /// So few noted keys are left for the swap, during which the committer waits.
-const SWAP_KEYS_MAX: usize = 512;
+const SWAP_KEYS_MAX: usize = 256;
 /// Rounds of catching up before the swap is made with whatever is left: a writer that is faster than the copy must not prolong it for ever.
 const CATCH_UP_ROUNDS_MAX: usize = 20;
 
@@ -81,14 +78,24 @@ impl Store {
         // Whatever happened, nobody follows any more.
         shared.committer.between_batches(|follow, _| *follow = None);
         let dir = &shared.options.dir;
-        if let Err(error) = result {
-            if let Err(error) = current::remove_database(dir, next) {
-                tracing::warn!(%error, "an unfinished copy of the database stays until the next start");
+        let is_let_go = match result {
+            Ok(is_let_go) => is_let_go,
+            Err(error) => {
+                if let Err(error) = current::remove_database(dir, next) {
+                    tracing::warn!(%error, "an unfinished copy of the database stays until the next start");
+                }
+                return Err(error);
             }
-            return Err(error);
-        }
+        };
         *shared.database.lock() = next;
-        if let Err(error) = current::remove_database(dir, old) {
+        let removed = if is_let_go {
+            current::remove_slowly(dir, old, |time| {
+                shared.pauses() && shared.compact_queue.pause(time)
+            })
+        } else {
+            current::remove_database(dir, old)
+        };
+        if let Err(error) = removed {
             tracing::warn!(%error, "the old database stays until the next start");
         }
         Ok(DefragReport {
@@ -102,7 +109,8 @@ impl Store {
 }
 
 impl Shared {
-    fn rewrite(&self, name: Name) -> Result<(), StorageError> {
+    /// Whether nobody reads the old database any more.
+    fn rewrite(&self, name: Name) -> Result<bool, StorageError> {
         let dir = &self.options.dir;
         current::remove_database(dir, name)?; // of an earlier attempt in this run
         check_room(dir, self.sizes().copy_bytes())?;
@@ -112,10 +120,20 @@ impl Shared {
             *follow = Some(Follow::default());
             self.committer.engine()
         });
-        self.copy_all(&*old, &*fresh, copy_bytes(name.kind))?;
+        let chunk_bytes = if self.pauses() {
+            COPY_BYTES
+        } else {
+            COPY_BYTES_OFFLINE
+        };
+        self.copy_all(&*old, &*fresh, chunk_bytes)?;
         for _ in 0..CATCH_UP_ROUNDS_MAX {
             let keys = self.committer.between_batches(|follow, _| take(follow));
-            self.catch_up(&*old, &*fresh, &keys)?;
+            for keys in keys.chunks(CATCH_UP_KEYS) {
+                self.go_on()?;
+                let begun = crate::clock::now();
+                self.catch_up(&*old, &*fresh, keys)?;
+                self.rest(begun.elapsed());
+            }
             if keys.len() <= SWAP_KEYS_MAX {
                 break;
             }
@@ -135,12 +153,18 @@ impl Shared {
                 break;
             }
         }
-        Ok(())
+        let readers = Arc::downgrade(&old);
+        drop(old);
+        Ok(readers.strong_count() == 0)
     }
 
     /// A store that serves nobody (an offline command) has no pauses.
+    const fn pauses(&self) -> bool {
+        !self.options.compaction_sleep.is_zero()
+    }
+
     fn rest(&self, worked: Duration) {
-        if !self.options.compaction_sleep.is_zero() {
+        if self.pauses() {
             // Cut short when the store is closed, which the next step finds out.
             self.compact_queue.pause(worked.min(REST_MAX));
         }
@@ -190,13 +214,10 @@ impl Shared {
         fresh: &dyn Engine,
         keys: &[Bytes],
     ) -> Result<(), StorageError> {
-        for keys in keys.chunks(CATCH_UP_KEYS) {
-            let values = old.get_many(keys).map_err(|error| self.unreadable(error))?;
-            fresh.write(&Batch {
-                ops: keys.iter().cloned().zip(values).collect(),
-            })?;
-        }
-        Ok(())
+        let values = old.get_many(keys).map_err(|error| self.unreadable(error))?;
+        fresh.write(&Batch {
+            ops: keys.iter().cloned().zip(values).collect(),
+        })
     }
 
     /// A copy of damage would pass for sound: the copy must hold all that was ever written, and nothing else.

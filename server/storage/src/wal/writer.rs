@@ -19,6 +19,7 @@ use std::thread::JoinHandle;
 
 use crate::LogPosition;
 use crate::error::StorageError;
+use crate::files;
 use crate::wal::record::{Encoder, FORMAT, Metadata};
 use crate::wal::segment::{self, Segment, TMP_NAME};
 use crate::wal::sidecar::{Sidecar, Synced};
@@ -331,9 +332,16 @@ impl Writer {
             }
         }
         if !gone.is_empty() {
-            // The last handle frees the blocks: tens of milliseconds, in which nobody should wait for the log. Without a thread it is done here.
+            // Nobody should wait for the log meanwhile. Without a thread it is done here, at once.
             let freeing = std::thread::Builder::new().name("wal-free".to_owned());
-            drop(freeing.spawn(move || drop(gone)));
+            drop(freeing.spawn(move || {
+                for segment in gone.into_iter().filter_map(Arc::into_inner) {
+                    files::free(&segment.file, |time| {
+                        std::thread::sleep(time);
+                        true
+                    });
+                }
+            }));
         }
     }
 
