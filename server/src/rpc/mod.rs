@@ -263,3 +263,18 @@ fn unexpected(answer: &Answer) -> Status {
     );
     Status::internal("ballast: the log gave the answer of another command")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_two_runs_of_a_member_are_not_the_same_whatever_the_clock_says() {
+        let (first, second) = (RequestIds::new(0x1_0007), RequestIds::new(0x1_0007));
+        let (a, b) = (first.next(), second.next());
+        assert_eq!((a >> 48, b >> 48), (7, 7));
+        // Neither reaches the other's within any number of requests that a run has.
+        assert!(a.abs_diff(b) > 1 << 20, "{a:x} {b:x}");
+        assert_eq!(first.next(), a + 1);
+    }
+}
