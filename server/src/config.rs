@@ -18,6 +18,7 @@ use std::time::Duration;
 use ballast_storage::backend::Kind;
 use tracing_subscriber::filter::LevelFilter;
 
+use crate::corrupt::Checks;
 use crate::health::HttpAccess;
 use crate::logging::{self, LogFormat, Rotation, Target};
 use crate::rpc::mux::GRPC_OVERHEAD_BYTES;
@@ -117,6 +118,8 @@ pub struct Config {
     /// How often the leader notes what remains of long leases.
     pub lease_checkpoint_every: Duration,
 
+    /// How often the leader compares all members' data.
+    pub corruption: Checks,
     /// Beyond these a request, or its applying, is told as slow.
     pub warn_request_after: Duration,
     pub warn_apply_after: Duration,
@@ -302,6 +305,7 @@ impl Config {
                 values.duration("lease-checkpoint-interval"),
                 Duration::from_mins(5),
             ),
+            corruption: corruption(values, election)?,
             warn_request_after: values.duration("warning-unary-request-duration"),
             warn_apply_after: values.duration("warning-apply-duration"),
             tracing: tracing(values)?,
@@ -506,6 +510,19 @@ fn log_outputs(values: &Values) -> Result<(Vec<Target>, Option<Rotation>), Strin
     Ok((targets, Some(rotation)))
 }
 
+fn corruption(values: &Values, election: Duration) -> Result<Checks, String> {
+    let compactions = values.duration("compact-hash-check-time");
+    if compactions.is_zero() {
+        return Err("--compact-hash-check-time must be >0 (set to 0s)".to_owned());
+    }
+    let gates = values::parse_gates(values.text("feature-gates"))?;
+    Ok(Checks {
+        every: Some(values.duration("corrupt-check-time")).filter(|time| !time.is_zero()),
+        compactions_every: gates.contains(&"CompactHashCheck").then_some(compactions),
+        patience: REQUEST_TIMEOUT_BASE + 2 * election,
+    })
+}
+
 fn some_or(given: u64, default: u64) -> u64 {
     if given == 0 { default } else { given }
 }
@@ -601,6 +618,10 @@ mod tests {
             (
                 "--enable-distributed-tracing --distributed-tracing-sampling-rate 1000001",
                 "tracing sampling rate must be less than 1000000",
+            ),
+            (
+                "--compact-hash-check-time 0s",
+                "--compact-hash-check-time must be >0 (set to 0s)",
             ),
             (
                 "--feature-gates LeaseCheckpoint=false,LeaseCheckpointPersist=true",

@@ -9,6 +9,7 @@ pub mod clock;
 pub mod cluster;
 pub mod compactor;
 pub mod config;
+pub mod corrupt;
 pub mod data_dir;
 pub mod defrag;
 pub mod gather;

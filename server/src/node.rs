@@ -39,7 +39,7 @@ use crate::spans::Exporting;
 use crate::tasks::{All, Tasks, tasks};
 use crate::tls::{Tls, TlsError};
 use crate::watch::{Hub, WatchMetrics};
-use crate::{compactor, metrics};
+use crate::{compactor, corrupt, metrics};
 
 /// How long open requests may go on once the member stops.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -72,6 +72,8 @@ pub enum StartError {
     Tracing(String),
     #[error(transparent)]
     Tls(#[from] TlsError),
+    #[error("checkInitialHashKV failed: {0}")]
+    Corrupt(String),
     #[error("stopped while starting: {0}")]
     Stopped(String),
     #[error(transparent)]
@@ -201,6 +203,11 @@ impl Node {
                 self.stop.clone(),
             ));
         }
+        self.tasks.spawn(corrupt::run(
+            Arc::clone(context),
+            config.corruption,
+            self.stop.clone(),
+        ));
         self.tasks.spawn(compactor::run(
             Arc::clone(context),
             config.auto_compaction,
@@ -703,6 +710,18 @@ impl Parts {
         let peers = Arc::new(Peers::new(whose, dial, Clock::default()));
         for member in identity.known.iter().chain(&self.cluster.members()) {
             peers.set(member.id, &member.peer_ur_ls);
+        }
+        if config.gate("InitialCorruptCheck") && self.store.applied().index > 0 {
+            let own_id = self.cluster.member_id;
+            let members = self.cluster.members();
+            let ids: Vec<u64> = members
+                .iter()
+                .map(|member| member.id)
+                .filter(|id| *id != own_id)
+                .collect();
+            let patience = config.corruption.patience;
+            let checked = corrupt::check_at_start(own_id, &self.store, &peers, &ids, patience);
+            checked.await.map_err(StartError::Corrupt)?;
         }
         let founders = identity.founds.then(|| {
             let node = |member: &pb::Member| (member.id, PeerNode::at(member.peer_ur_ls.clone()));

@@ -329,12 +329,12 @@ pub const FLAGS: &[Flag] = &[
     ),
     // Tuning.
     flag("enable-grpc-gateway", "true", Form::Bool, Effect::None),
-    flag("corrupt-check-time", "0s", Form::Duration, Effect::None),
+    flag("corrupt-check-time", "0s", Form::Duration, Effect::Used),
     flag(
         "compact-hash-check-time",
         "1m",
         Form::Duration,
-        Effect::None,
+        Effect::Used,
     ),
     flag("compaction-batch-limit", "0", Form::Int, Effect::Used),
     flag(

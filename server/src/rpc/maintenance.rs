@@ -198,7 +198,10 @@ impl Maintenance for MaintenanceService {
 }
 
 impl Context {
-    async fn hash_kv(&self, revision: i64) -> Result<ballast_storage::mvcc::HashKv, Status> {
+    pub(super) async fn hash_kv(
+        &self,
+        revision: i64,
+    ) -> Result<ballast_storage::mvcc::HashKv, Status> {
         let store = Arc::clone(&self.store);
         let turn = self.whole_reads.begin().await?;
         let started = Clock::default().now();

@@ -184,6 +184,20 @@ impl Peer for PeerService {
         Ok(Response::new(peerpb::PingReply {}))
     }
 
+    async fn hash_kv(
+        &self,
+        request: Request<pb::HashKvRequest>,
+    ) -> Result<Response<pb::HashKvResponse>, Status> {
+        let request = self.admit(request)?;
+        let hash = self.0.hash_kv(request.revision).await?;
+        Ok(Response::new(pb::HashKvResponse {
+            header: Some(self.0.headers.at(hash.current_revision)),
+            hash: hash.hash,
+            compact_revision: hash.compact_revision,
+            hash_revision: hash.hash_revision,
+        }))
+    }
+
     async fn members(
         &self,
         _request: Request<peerpb::MembersRequest>,

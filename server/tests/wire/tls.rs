@@ -19,7 +19,8 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::harness::{Server, ballast, eventually, free_port, get, prefix, put, spawn_ready};
+use crate::harness::{Server, ballast, eventually, free_port, get, prefix, put};
+use crate::three::Three;
 
 /// An authority and the files it has issued.
 struct Authority {
@@ -368,63 +369,6 @@ fn a_bad_file_ends_the_start_and_is_named() {
     assert!(told.contains("holds no certificate in PEM"), "{told}");
 }
 
-/// Started together, since none is ready before there is a leader; ended with the test.
-struct Three {
-    _dir: TempDir,
-    children: Vec<std::process::Child>,
-    ports: Vec<u16>,
-}
-
-impl Three {
-    fn start(peer_flags: &[String]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let ports: Vec<u16> = (0..3).map(|_| free_port()).collect();
-        let peers: Vec<u16> = (0..3).map(|_| free_port()).collect();
-        let cluster: Vec<String> = (0..3)
-            .map(|i| format!("m{i}=https://127.0.0.1:{}", peers[i]))
-            .collect();
-        let cluster = cluster.join(",");
-        let commands = (0..3).map(|i| {
-            let (client, peer) = (
-                format!("http://127.0.0.1:{}", ports[i]),
-                format!("https://127.0.0.1:{}", peers[i]),
-            );
-            let mut command = ballast();
-            command
-                .arg(format!("--name=m{i}"))
-                .arg(format!(
-                    "--data-dir={}",
-                    dir.path().join(format!("m{i}")).display()
-                ))
-                .arg(format!("--listen-client-urls={client}"))
-                .arg(format!("--advertise-client-urls={client}"))
-                .arg(format!("--listen-peer-urls={peer}"))
-                .arg(format!("--initial-advertise-peer-urls={peer}"))
-                .arg(format!("--initial-cluster={cluster}"))
-                .args(peer_flags);
-            command
-        });
-        let starting: Vec<_> = commands
-            .map(|command| std::thread::spawn(move || spawn_ready(command).0))
-            .collect();
-        let children = starting.into_iter().map(|start| start.join().unwrap());
-        Self {
-            children: children.collect(),
-            ports,
-            _dir: dir,
-        }
-    }
-}
-
-impl Drop for Three {
-    fn drop(&mut self) {
-        for child in &mut self.children {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
 #[tokio::test]
 async fn three_members_speak_over_tls() {
     let authority = Authority::new();
@@ -436,16 +380,13 @@ async fn three_members_speak_over_tls() {
         "--peer-client-cert-auth".to_owned(),
     ];
     for flags in [files, vec!["--peer-auto-tls".to_owned()]] {
-        let three = Three::start(&flags);
-        let kv = |port: u16| async move {
-            let url = format!("http://127.0.0.1:{port}");
-            KvClient::connect(url).await.unwrap()
-        };
-        for (i, port) in three.ports.iter().enumerate() {
-            kv(*port).await.put(put("k", i.to_string())).await.unwrap();
-            for other in &three.ports {
-                let read = kv(*other).await.range(get("k")).await.unwrap();
-                assert_eq!(read.into_inner().kvs[0].value, i.to_string());
+        let three = Three::start("https", &flags);
+        for writer in 0..3 {
+            let request = put("k", writer.to_string());
+            three.kv(writer).await.put(request).await.unwrap();
+            for reader in 0..3 {
+                let read = three.kv(reader).await.range(get("k")).await.unwrap();
+                assert_eq!(read.into_inner().kvs[0].value, writer.to_string());
             }
         }
     }

@@ -151,6 +151,21 @@ impl Store {
         Ok((crc, picture.revision))
     }
 
+    /// What the last compactions left, the newest first. None of those that a restart came between.
+    pub fn compaction_hashes(&self) -> Vec<HashKv> {
+        let current_revision = self.shared.newest.load().revision;
+        let state = self.shared.hashes.state.lock();
+        let newest_first = state.hashes.iter().rev();
+        newest_first
+            .map(|stored| HashKv {
+                hash: stored.hash,
+                compact_revision: stored.compact_revision,
+                hash_revision: stored.revision,
+                current_revision,
+            })
+            .collect()
+    }
+
     /// CRC32C as etcd's HashKV. Revision 0 = current. Blocking.
     pub fn hash_kv(&self, revision: i64) -> Result<HashKv, ReadError> {
         let shared = &self.shared;
