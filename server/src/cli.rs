@@ -6,6 +6,7 @@
 
 mod check;
 mod defrag;
+mod rebuild;
 mod snapshot;
 mod wal;
 
@@ -36,6 +37,7 @@ pub fn run(args: &[String]) -> ExitCode {
         }
         Some("check") => check::run(&args[1..]),
         Some("defrag") => defrag::run(&args[1..]),
+        Some("rebuild") => rebuild::run(&args[1..]),
         Some("snapshot") => snapshot::run(&args[1..]),
         Some("wal") => wal::run(&args[1..]),
         _ => match configure(args) {
@@ -210,7 +212,7 @@ fn version() -> String {
 
 fn usage() -> String {
     let mut text = String::from(
-        "Usage:\n\n  ballast [flags]\n    Start a server. Each flag is also read from ETCD_<FLAG>.\n\n  ballast --version\n  ballast --config-file FILE\n    A YAML or JSON file with the flags' names; other flags and the environment are ignored.\n\n  ballast snapshot save|status|verify|restore FILE [flags]\n    Snapshots in etcd's format; -h after it tells more.\n\n  ballast check DIR\n    Looks the data of a member that does not run through; changes nothing.\n\n  ballast defrag --data-dir DIR\n    Rewrites the database of a member that does not run.\n\n  ballast wal dump DIR\n    The log, one JSON line per entry.\n\nFlags:\n",
+        "Usage:\n\n  ballast [flags]\n    Start a server. Each flag is also read from ETCD_<FLAG>.\n\n  ballast --version\n  ballast --config-file FILE\n    A YAML or JSON file with the flags' names; other flags and the environment are ignored.\n\n  ballast snapshot save|status|verify|restore FILE [flags]\n    Snapshots in etcd's format; -h after it tells more.\n\n  ballast check DIR\n    Looks the data of a member that does not run through; changes nothing.\n\n  ballast defrag --data-dir DIR\n    Rewrites the database of a member that does not run.\n\n  ballast rebuild <the member's flags>\n    Replaces the data of a member that does not run by the leader's.\n\n  ballast wal dump DIR\n    The log, one JSON line per entry.\n\nFlags:\n",
     );
     for flag in flags::FLAGS {
         let note = match flag.effect {

@@ -106,6 +106,22 @@ fn peer_hash(answer: pb::HashKvResponse) -> PeerHash {
     }
 }
 
+/// How many have what the member of this id has, itself counted.
+pub fn agreeing_with(id: u64, answers: &[Answer]) -> usize {
+    let of = |answer: &Answer| {
+        let hash = answer.hash.as_ref().ok()?;
+        Some((hash.hash, hash.compact_revision))
+    };
+    let wanted = answers.iter().find(|answer| answer.member_id == id);
+    match wanted.and_then(of) {
+        Some(wanted) => answers
+            .iter()
+            .filter(|answer| of(answer) == Some(wanted))
+            .count(),
+        None => 0,
+    }
+}
+
 /// Those that can be compared with `own`, and it.
 fn comparable(own_id: u64, own: &HashKv, answers: &[Answer]) -> Vec<(u64, u32)> {
     let mut hashes = vec![(own_id, own.hash)];

@@ -589,7 +589,10 @@ fn same_address(one: &Url, other: &Url) -> bool {
     one.is_secure() != other.is_secure() && named(one).is_some_and(|at| named(other) == Some(at))
 }
 
-async fn open_store(config: &Config, data_dir: &DataDir) -> Result<Arc<Store>, StartError> {
+pub(crate) async fn open_store(
+    config: &Config,
+    data_dir: &DataDir,
+) -> Result<Arc<Store>, StartError> {
     let options = StoreOptions {
         dir: data_dir.db.clone(),
         engine: config.storage_engine,

@@ -11,7 +11,7 @@ pub mod members;
 pub mod node;
 pub mod open;
 mod receive;
-mod snapshot;
+pub(crate) mod snapshot;
 pub mod state_machine;
 #[cfg(test)]
 mod tests;

@@ -273,7 +273,7 @@ pub struct RaftNode {
     /// Held while a snapshot of another member is received.
     pub(super) receiving: tokio::sync::Mutex<()>,
     pub(super) snapshot_path: PathBuf,
-    sending: Sending,
+    pub(super) sending: Sending,
     stopping: watch::Sender<bool>,
     pub(super) failure: Failure,
     pub(super) timeout: Duration,

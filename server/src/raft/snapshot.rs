@@ -142,6 +142,19 @@ fn broken(why: impl std::fmt::Display) -> Status {
 }
 
 impl RaftNode {
+    /// The parts of a snapshot for a member that is rebuilt. The log stays meanwhile, so that the member can go on from there.
+    pub fn snapshot_for_rebuild(
+        &self,
+        store: Arc<Store>,
+    ) -> impl Stream<Item = Result<pb::SnapshotPart, Status>> + Send + use<> {
+        let on_its_way = self.sending.begin();
+        let parts = parts(store, pb::Vote::default());
+        tokio_stream::wrappers::ReceiverStream::new(parts).map(move |part| {
+            let _keeps_the_log = &on_its_way;
+            Ok(part)
+        })
+    }
+
     /// Takes a snapshot of the leader. One at a time.
     pub async fn receive_snapshot<S>(
         self: &Arc<Self>,
@@ -191,7 +204,7 @@ impl RaftNode {
 }
 
 /// Writes the file without its trailer, which is compared.
-async fn write_file<S>(path: &Path, size: u64, parts: S) -> Result<(), Status>
+pub(crate) async fn write_file<S>(path: &Path, size: u64, parts: S) -> Result<(), Status>
 where
     S: Stream<Item = Result<pb::SnapshotPart, Status>> + Send,
 {

@@ -184,6 +184,22 @@ impl Peer for PeerService {
         Ok(Response::new(peerpb::PingReply {}))
     }
 
+    type FetchSnapshotStream = Answers<peerpb::SnapshotPart>;
+
+    async fn fetch_snapshot(
+        &self,
+        request: Request<peerpb::FetchSnapshotRequest>,
+    ) -> Result<Response<Self::FetchSnapshotStream>, Status> {
+        self.admit(request)?;
+        // Whoever only believes that it leads is found out.
+        if self.0.raft.read_index().await.is_none() {
+            return Err(Error::NotLeader.into());
+        }
+        let store = Arc::clone(&self.0.store);
+        let parts = self.0.raft.snapshot_for_rebuild(store);
+        Ok(Response::new(Box::pin(parts)))
+    }
+
     async fn hash_kv(
         &self,
         request: Request<pb::HashKvRequest>,

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -27,6 +27,7 @@ pub(crate) struct Member {
     pub(crate) name: String,
     client_port: u16,
     peer_port: u16,
+    peer_scheme: &'static str,
     dir: PathBuf,
     child: Option<Child>,
     log: Log,
@@ -65,7 +66,11 @@ where
 
 impl Member {
     pub(crate) fn peer_url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.peer_port)
+        format!("{}://127.0.0.1:{}", self.peer_scheme, self.peer_port)
+    }
+
+    pub(crate) fn data_dir(&self) -> &Path {
+        &self.dir
     }
 
     /// With a deadline on each request.
@@ -228,10 +233,33 @@ impl Cluster {
             name,
             client_port: free_port(),
             peer_port: free_port(),
+            peer_scheme: self.peer_scheme(),
             child: None,
             log: Log::default(),
         });
         at
+    }
+
+    /// Peers speak over TLS when they have certificates.
+    fn peer_scheme(&self) -> &'static str {
+        let tls = ["--peer-cert-file", "--peer-auto-tls"];
+        let secure = |flag: &String| tls.iter().any(|name| flag.starts_with(name));
+        if self.flags.iter().any(secure) {
+            "https"
+        } else {
+            "http"
+        }
+    }
+
+    /// For members that are started from now on.
+    pub(crate) fn add_flag(&mut self, flag: &str) {
+        self.flags.push(flag.to_owned());
+    }
+
+    /// Ends a member with SIGTERM.
+    pub(crate) async fn stop(&mut self, at: usize) {
+        self.members[at].signal(Signal::TERM);
+        self.members[at].ended().await;
     }
 
     pub(crate) fn set_token(&mut self, token: &str) {

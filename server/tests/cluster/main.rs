@@ -2,7 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod corrupt;
 mod failover;
 mod harness;
 mod membership;
 mod replication;
+mod tls;

@@ -20,7 +20,6 @@ use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::harness::{Server, ballast, eventually, free_port, get, prefix, put};
-use crate::three::Three;
 
 /// An authority and the files it has issued.
 struct Authority {
@@ -367,27 +366,4 @@ fn a_bad_file_ends_the_start_and_is_named() {
     fs::write(&absent, "-----BEGIN nothing").unwrap();
     let told = run(&absent);
     assert!(told.contains("holds no certificate in PEM"), "{told}");
-}
-
-#[tokio::test]
-async fn three_members_speak_over_tls() {
-    let authority = Authority::new();
-    let file = |name: &str| authority.file(name).display().to_string();
-    let files = vec![
-        format!("--peer-cert-file={}", file("server.crt")),
-        format!("--peer-key-file={}", file("server.key")),
-        format!("--peer-trusted-ca-file={}", file("ca.crt")),
-        "--peer-client-cert-auth".to_owned(),
-    ];
-    for flags in [files, vec!["--peer-auto-tls".to_owned()]] {
-        let three = Three::start("https", &flags);
-        for writer in 0..3 {
-            let request = put("k", writer.to_string());
-            three.kv(writer).await.put(request).await.unwrap();
-            for reader in 0..3 {
-                let read = three.kv(reader).await.range(get("k")).await.unwrap();
-                assert_eq!(read.into_inner().kvs[0].value, writer.to_string());
-            }
-        }
-    }
 }
