@@ -325,7 +325,14 @@ async fn check_compactions(context: &Context, patience: Duration, checked: i64) 
 
 /// Raises the alarm where it is due. True when somebody is wrong.
 async fn sentence(context: &Context, hashes: &[(u64, u32)], members: usize, own: &HashKv) -> bool {
-    let wrong = match judge(hashes, members) {
+    // Who is known to be wrong says nothing about the others, above all not while one of these is away.
+    let known = context.alarms.get(pb::AlarmType::Corrupt as i32);
+    let unknown: Vec<(u64, u32)> = hashes
+        .iter()
+        .filter(|(id, _)| known.iter().all(|alarm| alarm.member_id != *id))
+        .copied()
+        .collect();
+    let wrong = match judge(&unknown, members) {
         Verdict::Alike => return false,
         Verdict::Wrong(wrong) => wrong,
         Verdict::Undecided => vec![0],
