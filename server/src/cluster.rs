@@ -12,6 +12,7 @@ use sha1::{Digest, Sha1};
 use tokio::sync::watch;
 
 use crate::config::urls::Url;
+use crate::version::Version;
 
 /// The members and the cluster version.
 #[derive(Debug)]
@@ -29,6 +30,8 @@ struct State {
     /// Their ids are never used again.
     removed: BTreeSet<u64>,
     version: Option<String>,
+    /// The version that the cluster is downgraded to.
+    downgrade: Option<String>,
 }
 
 impl Cluster {
@@ -42,11 +45,18 @@ impl Cluster {
     }
 
     /// Replaces everything by what the store holds.
-    pub fn load(&self, members: Vec<Member>, removed: Vec<u64>, version: Option<String>) {
+    pub fn load(
+        &self,
+        members: Vec<Member>,
+        removed: Vec<u64>,
+        version: Option<String>,
+        downgrade: Option<String>,
+    ) {
         *self.state.write() = State {
             members: by_id(members),
             removed: removed.into_iter().collect(),
             version,
+            downgrade,
         };
         self.changed.send_replace(());
     }
@@ -102,6 +112,25 @@ impl Cluster {
     /// The cluster version, once one is agreed on.
     pub fn version(&self) -> Option<String> {
         self.state.read().version.clone()
+    }
+
+    pub fn version_parsed(&self) -> Option<Version> {
+        Version::parse(self.state.read().version.as_deref()?)
+    }
+
+    /// What the data may be read by: the format on disk is that of all versions a cluster can have (docs/format.md), so it follows the cluster's.
+    pub fn storage_version(&self) -> String {
+        let version = self.version_parsed().unwrap_or_else(Version::own);
+        version.to_string()
+    }
+
+    /// Where a downgrade under way leads.
+    pub fn downgrade_target(&self) -> Option<Version> {
+        Version::parse(self.state.read().downgrade.as_deref()?)
+    }
+
+    pub fn set_downgrade(&self, target: Option<String>) {
+        self.state.write().downgrade = target;
     }
 
     pub fn set_version(&self, version: &str) {

@@ -118,6 +118,8 @@ pub struct Config {
     /// How often the leader notes what remains of long leases.
     pub lease_checkpoint_every: Duration,
 
+    /// How often the leader looks whether a downgrade is done; 0 never.
+    pub downgrade_check_every: Duration,
     /// How often the leader compares all members' data.
     pub corruption: Checks,
     /// Beyond these a request, or its applying, is told as slow.
@@ -305,6 +307,7 @@ impl Config {
                 values.duration("lease-checkpoint-interval"),
                 Duration::from_mins(5),
             ),
+            downgrade_check_every: values.duration("downgrade-check-time"),
             corruption: corruption(values, election)?,
             warn_request_after: values.duration("warning-unary-request-duration"),
             warn_apply_after: values.duration("warning-apply-duration"),

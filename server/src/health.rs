@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ballast_api::{API_VERSION, CLUSTER_VERSION, etcdserverpb as pb};
+use ballast_api::{API_VERSION, etcdserverpb as pb};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
@@ -264,8 +264,9 @@ impl Http {
             .version()
             .unwrap_or_else(|| "not_decided".to_owned());
         let own = env!("CARGO_PKG_VERSION");
+        let storage = self.context.cluster.storage_version();
         format!(
-            r#"{{"etcdserver":"{API_VERSION}","etcdcluster":"{cluster}","storage":"{CLUSTER_VERSION}","ballast":"{own}"}}"#
+            r#"{{"etcdserver":"{API_VERSION}","etcdcluster":"{cluster}","storage":"{storage}","ballast":"{own}"}}"#
         )
     }
 

@@ -26,4 +26,5 @@ pub mod serve;
 pub mod spans;
 pub mod tasks;
 pub mod tls;
+pub mod version;
 pub mod watch;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ballast_api::{API_VERSION, CLUSTER_VERSION, etcdserverpb as pb, leasepb, membershippb};
+use ballast_api::{API_VERSION, etcdserverpb as pb, leasepb, membershippb};
 use ballast_storage::StorageError;
 use ballast_storage::mvcc::{Store, StoreOptions};
 use ballast_storage::schema::{Table, meta};
@@ -38,8 +38,9 @@ use crate::serve::{Connections, HttpOnly, Listener, Served};
 use crate::spans::Exporting;
 use crate::tasks::{All, Tasks, tasks};
 use crate::tls::{Tls, TlsError};
+use crate::version::Version;
 use crate::watch::{Hub, WatchMetrics};
-use crate::{compactor, corrupt, metrics};
+use crate::{compactor, corrupt, metrics, version};
 
 /// How long open requests may go on once the member stops.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -72,6 +73,10 @@ pub enum StartError {
     Tracing(String),
     #[error(transparent)]
     Tls(#[from] TlsError),
+    #[error(
+        "invalid downgrade; server version is lower than determined cluster version (current-server-version {own}, determined-cluster-version {determined})"
+    )]
+    TooOld { own: Version, determined: Version },
     #[error("checkInitialHashKV failed: {0}")]
     Corrupt(String),
     #[error("stopped while starting: {0}")]
@@ -203,6 +208,11 @@ impl Node {
                 self.stop.clone(),
             ));
         }
+        self.tasks.spawn(version::run(
+            Arc::clone(context),
+            config.downgrade_check_every,
+            self.stop.clone(),
+        ));
         self.tasks.spawn(corrupt::run(
             Arc::clone(context),
             config.corruption,
@@ -245,18 +255,10 @@ impl Node {
                 "published local member to cluster through raft"
             );
         }
-        if cluster.version().as_deref() != Some(CLUSTER_VERSION) {
-            self.propose(pb::InternalRaftRequest {
-                cluster_version_set: Some(membershippb::ClusterVersionSetRequest {
-                    ver: CLUSTER_VERSION.to_owned(),
-                }),
-                ..Default::default()
-            })
-            .await?;
-            tracing::info!(
-                cluster_version = CLUSTER_VERSION,
-                "set initial cluster version"
-            );
+        // Of several members the leader decides, once it has asked them.
+        if cluster.version().is_none() && cluster.members().len() == 1 {
+            self.wait_for_leader().await?;
+            version::set(&self.context, Version::own()).await;
         }
         self.wait_for_leader().await
     }
@@ -676,7 +678,22 @@ impl Parts {
             .filter_map(|(id, _)| Some(u64::from_be_bytes(id[..].try_into().ok()?)))
             .collect();
         let members = decode::<pb::Member>(&store, Table::Member)?;
-        cluster.load(members, removed, version);
+        let downgrade = store
+            .table(Table::Meta)?
+            .into_iter()
+            .find(|(key, _)| key == meta::DOWNGRADE)
+            .and_then(|(_, json)| serde_json::from_slice::<serde_json::Value>(&json).ok())
+            .and_then(|json| Some(json.get("target-version")?.as_str()?.to_owned()));
+        cluster.load(members, removed, version, downgrade);
+        if let Some(determined) = cluster
+            .version_parsed()
+            .filter(|known| *known > Version::own())
+        {
+            return Err(StartError::TooOld {
+                own: Version::own(),
+                determined,
+            });
+        }
         let watch_metrics = WatchMetrics::default();
         metrics::register(|registry| watch_metrics.register(registry));
         Ok(Self {

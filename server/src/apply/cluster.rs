@@ -81,3 +81,19 @@ pub(super) fn set_version(
     );
     cluster.set_version(&request.ver);
 }
+
+/// A downgrade that is asked for, or the end of one.
+pub(super) fn set_downgrade(
+    txn: &mut WriteTxn<'_>,
+    cluster: &Cluster,
+    request: &membershippb::DowngradeInfoSetRequest,
+) {
+    if request.enabled {
+        let json = format!(r#"{{"target-version":"{}","enabled":true}}"#, request.ver);
+        txn.table_put(Table::Meta, meta::DOWNGRADE, json.into());
+        cluster.set_downgrade(Some(request.ver.clone()));
+    } else {
+        txn.table_delete(Table::Meta, meta::DOWNGRADE);
+        cluster.set_downgrade(None);
+    }
+}

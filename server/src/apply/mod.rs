@@ -233,6 +233,10 @@ impl Applier {
             cluster::set_version(txn, &self.cluster, version);
             return Ok(Answer::Nothing);
         }
+        if let Some(downgrade) = &request.downgrade_info_set {
+            cluster::set_downgrade(txn, &self.cluster, downgrade);
+            return Ok(Answer::Nothing);
+        }
         if request.downgrade_version_test.is_some() {
             return Ok(Answer::Nothing);
         }

@@ -260,7 +260,9 @@ async fn first_part(
     let told = |status: Status| Failure::Snapshot(status.message().to_owned());
     let first = parts.message().await.map_err(told)?;
     let head = first.and_then(|part| part.head);
-    head.ok_or_else(|| Failure::Snapshot("it has no head".to_owned()))
+    let head = head.ok_or_else(|| Failure::Snapshot("it has no head".to_owned()))?;
+    snapshot::check_format(&head).map_err(told)?;
+    Ok(head)
 }
 
 async fn install(store: &Arc<Store>, file: &Path, options: InstallOptions) -> Result<(), Failure> {

@@ -355,7 +355,7 @@ pub const FLAGS: &[Flag] = &[
         Form::Uint,
         Effect::Used,
     ),
-    flag("downgrade-check-time", "5s", Form::Duration, Effect::None),
+    flag("downgrade-check-time", "5s", Form::Duration, Effect::Used),
     flag("feature-gates", "", Form::Gates, Effect::Used),
     // Unsafe.
     flag("force-new-cluster", "false", Form::Bool, Effect::Used),

@@ -9,6 +9,10 @@
 //! | 1 | one `etcdserverpb.InternalRaftRequest` |
 //! | 2 | a membership: `MembershipBytes` |
 //!
+//! The kind's upper four bits are the format version of kind and payload, 0 being the first. An entry of a version or kind that this release
+//! does not know, and a request that holds more than it knows, are refused when they are read: nothing behind them is applied. A release that
+//! gives a payload a new meaning raises the version, and writes such entries only once the cluster version says that all members know it.
+//!
 //! The library counts entries from 0, the log from 1, as etcd does: "index" outside this folder is the log's.
 //!
 //! etcd: raftpb.Entry.
@@ -101,6 +105,11 @@ macro_rules! never_serialised {
 
 never_serialised!(Command, Reply, PeerNode);
 
+/// Where the format version is in a kind.
+const FORMAT_SHIFT: u32 = 4;
+/// What this release writes and reads.
+const FORMAT: u8 = 0;
+
 pub(crate) const KIND_BLANK: u8 = 0;
 pub(crate) const KIND_REQUEST: u8 = 1;
 pub(crate) const KIND_MEMBERSHIP: u8 = 2;
@@ -144,6 +153,12 @@ struct Voters {
 pub enum CommandError {
     #[error("log entry {index} has the unknown kind {kind}; a newer version wrote it")]
     Kind { index: u64, kind: u8 },
+    #[error(
+        "log entry {index} has format {format} and this release knows {FORMAT}; a newer version wrote it"
+    )]
+    Format { index: u64, format: u8 },
+    #[error("log entry {index} holds more than this version knows; a newer version wrote it")]
+    Unknown { index: u64 },
     #[error("log entry {index} does not parse: {source}")]
     Decode {
         index: u64,
@@ -191,10 +206,18 @@ pub(crate) fn encode_entry(entry: &Entry) -> WalEntry {
 pub(crate) fn decode_entry(entry: &WalEntry) -> Result<Entry, CommandError> {
     let index = entry.position.index;
     let decode = |source| CommandError::Decode { index, source };
+    let format = entry.kind >> FORMAT_SHIFT;
+    if format != FORMAT {
+        return Err(CommandError::Format { index, format });
+    }
     let payload = match entry.kind {
         KIND_BLANK => EntryPayload::Blank,
         KIND_REQUEST => {
             let request = InternalRaftRequest::decode(entry.payload.clone()).map_err(decode)?;
+            // Fields that are not known are left out at decoding.
+            if request.encoded_len() != entry.payload.len() {
+                return Err(CommandError::Unknown { index });
+            }
             EntryPayload::Normal(Command(Arc::new(request)))
         }
         KIND_MEMBERSHIP => {
@@ -327,6 +350,36 @@ mod tests {
     }
 
     #[test]
+    fn what_a_newer_release_wrote_is_refused() {
+        let at = LogPosition { term: 3, index: 7 };
+        let refused = |kind, payload: &'static [u8]| {
+            let payload = Bytes::from_static(payload);
+            let entry = WalEntry {
+                position: at,
+                kind,
+                payload,
+            };
+            decode_entry(&entry).unwrap_err()
+        };
+        assert!(matches!(
+            refused(0x11, b""),
+            CommandError::Format {
+                index: 7,
+                format: 1
+            }
+        ));
+        assert!(matches!(
+            refused(9, b""),
+            CommandError::Kind { index: 7, kind: 9 }
+        ));
+        // Field 2047, with the number 1.
+        assert!(matches!(
+            refused(KIND_REQUEST, &[0xf8, 0x7f, 1]),
+            CommandError::Unknown { index: 7 }
+        ));
+    }
+
+    #[test]
     fn entries_come_back_and_requests_are_etcds_bytes() {
         let request = InternalRaftRequest {
             put: Some(PutRequest {
@@ -364,10 +417,10 @@ mod tests {
     fn an_entry_of_a_newer_version_is_an_error() {
         let mut bytes = encode_entry(&entry(EntryPayload::Blank));
         decode_entry(&bytes).unwrap();
-        bytes.kind = 77;
+        bytes.kind = 7;
         assert!(matches!(
             decode_entry(&bytes),
-            Err(CommandError::Kind { index: 7, kind: 77 })
+            Err(CommandError::Kind { index: 7, kind: 7 })
         ));
     }
 }

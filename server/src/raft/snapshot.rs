@@ -32,6 +32,8 @@ use crate::raft::node::RaftNode;
 use crate::raft::state_machine::Content;
 use crate::raft::wire;
 
+/// What this release sends and takes.
+const FORMAT: u32 = 0;
 /// One piece of the file.
 const PIECE_BYTES: usize = 256 << 10;
 /// Pieces read ahead of the connection.
@@ -101,6 +103,7 @@ pub(crate) fn parts(store: Arc<Store>, vote: pb::Vote) -> mpsc::Receiver<pb::Sna
             }),
             membership: stream.membership(),
             size: stream.size(),
+            format: FORMAT,
         };
         if !send(pb::SnapshotPart {
             head: Some(head),
@@ -170,6 +173,7 @@ impl RaftNode {
         futures::pin_mut!(parts);
         let first = parts.next().await.ok_or_else(|| broken("it is empty"))??;
         let head = first.head.ok_or_else(|| broken("it has no head"))?;
+        check_format(&head)?;
         tracing::info!(
             remote_peer_id = %format!("{from:x}"),
             incoming_snapshot_index = head.applied.map_or(0, |applied| applied.index),
@@ -201,6 +205,17 @@ impl RaftNode {
             vote: Some(wire::vote_out(&answer.vote)),
         })
     }
+}
+
+/// What a newer release sends may mean something else.
+pub(crate) fn check_format(head: &pb::SnapshotHead) -> Result<(), Status> {
+    if head.format == FORMAT {
+        return Ok(());
+    }
+    Err(Status::failed_precondition(format!(
+        "the snapshot has format {} and this release knows {FORMAT}: a newer release made it",
+        head.format
+    )))
 }
 
 /// Writes the file without its trailer, which is compared.

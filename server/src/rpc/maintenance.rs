@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use ballast_api::error::Error;
-use ballast_api::{API_VERSION, CLUSTER_VERSION, etcdserverpb as pb};
+use ballast_api::{API_VERSION, etcdserverpb as pb};
 use futures::Stream;
 use pb::alarm_request::AlarmAction;
 use pb::downgrade_request::DowngradeAction;
@@ -18,6 +18,7 @@ use crate::apply::Answer;
 use crate::clock::Clock;
 use crate::defrag::Cause;
 use crate::metrics::disk as metrics;
+use crate::version::{self, Version};
 
 /// The Maintenance service.
 #[derive(Clone, Debug)]
@@ -85,9 +86,15 @@ impl Maintenance for MaintenanceService {
             errors,
             db_size_in_use: sizes.in_use as i64,
             is_learner: raft.is_learner,
-            storage_version: CLUSTER_VERSION.to_owned(),
+            storage_version: context.cluster.storage_version(),
             db_size_quota: context.limits.quota_told,
-            downgrade_info: Some(pb::DowngradeInfo::default()),
+            downgrade_info: Some(match context.cluster.downgrade_target() {
+                Some(target) => pb::DowngradeInfo {
+                    enabled: true,
+                    target_version: target.to_string(),
+                },
+                None => pb::DowngradeInfo::default(),
+            }),
         }))
     }
 
@@ -175,25 +182,60 @@ impl Maintenance for MaintenanceService {
         let request = request.into_inner();
         let action = DowngradeAction::try_from(request.action)
             .map_err(|_| Status::unknown("etcdserver: unknown method"))?;
-        let current = self
-            .0
-            .cluster
-            .version()
-            .ok_or(Error::ClusterVersionUnavailable)?;
-        if action != DowngradeAction::Cancel {
-            check_downgrade(&current, &request.version)?;
+        let context = &self.0;
+        match action {
+            DowngradeAction::Cancel => context.cancel_downgrade().await?,
+            DowngradeAction::Validate => {
+                context.check_downgrade(&request.version).await?;
+            }
+            DowngradeAction::Enable => {
+                let target = context.check_downgrade(&request.version).await?;
+                let enabled = version::set_downgrade(context, Some(target)).await;
+                enabled.map_err(status::from_propose)?;
+            }
         }
-        if action == DowngradeAction::Enable {
-            return Err(Status::unimplemented(
-                "ballast: this release has no older storage format to go back to",
-            ));
-        }
-        // With nothing under way etcd lets a cancellation pass too.
-        let (major, minor) = major_minor(&current).ok_or(Error::ClusterVersionUnavailable)?;
+        let current = context.cluster.version_parsed();
+        let current = current.ok_or(Error::ClusterVersionUnavailable)?;
         Ok(Response::new(pb::DowngradeResponse {
-            header: Some(self.0.headers.at(self.0.store.view().revision())),
-            version: format!("{major}.{minor}"),
+            header: Some(context.headers.at(context.store.view().revision())),
+            version: current.short(),
         }))
+    }
+}
+
+impl Context {
+    /// Exactly one minor version down, and one at a time.
+    async fn check_downgrade(&self, target: &str) -> Result<Version, Status> {
+        let target = Version::parse(target).ok_or(Error::WrongDowngradeVersionFormat)?;
+        let known = self.cluster.version_parsed();
+        known.ok_or(Error::ClusterVersionUnavailable)?;
+        // What is known here may be of yesterday.
+        let barrier = self.raft.read_barrier().await;
+        barrier.map_err(status::from_propose)?;
+        let current = self.cluster.version_parsed();
+        let current = current.ok_or(Error::ClusterVersionUnavailable)?;
+        if !version::is_downgrade(current, target) {
+            return Err(Error::InvalidDowngradeTargetVersion.into());
+        }
+        if self.cluster.downgrade_target().is_some() {
+            return Err(Error::DowngradeInProcess.into());
+        }
+        Ok(target)
+    }
+
+    /// With nothing under way it passes too, as in etcd.
+    async fn cancel_downgrade(&self) -> Result<(), Status> {
+        let barrier = self.raft.read_barrier().await;
+        barrier.map_err(status::from_propose)?;
+        if self.cluster.downgrade_target().is_none() {
+            tracing::warn!(
+                error = Error::NoInflightDowngrade.text(),
+                "failed to cancel downgrade"
+            );
+            return Ok(());
+        }
+        let cancelled = version::set_downgrade(self, None).await;
+        cancelled.map_err(status::from_propose)
     }
 }
 
@@ -230,25 +272,6 @@ fn alarm_text(alarm: &pb::AlarmMember) -> String {
     }
 }
 
-/// Exactly one minor version down.
-fn check_downgrade(current: &str, target: &str) -> Result<(), Error> {
-    let (major, minor) = major_minor(target).ok_or(Error::WrongDowngradeVersionFormat)?;
-    let current = major_minor(current).ok_or(Error::ClusterVersionUnavailable)?;
-    if (major, minor + 1) != current {
-        return Err(Error::InvalidDowngradeTargetVersion);
-    }
-    Ok(())
-}
-
-/// The first two numbers of "3.6" or "3.6.0".
-fn major_minor(version: &str) -> Option<(u64, u64)> {
-    let numbers: Option<Vec<u64>> = version.split('.').map(|part| part.parse().ok()).collect();
-    match numbers?.as_slice() {
-        [major, minor] | [major, minor, _] => Some((*major, *minor)),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -261,21 +284,6 @@ mod tests {
             (7, 9, "memberID:7 alarm:9"),
         ] {
             assert_eq!(alarm_text(&pb::AlarmMember { member_id, alarm }), text);
-        }
-    }
-
-    #[test]
-    fn downgrade_is_one_minor_version_down() {
-        for (target, expected) in [
-            ("3.6.0", Ok(())),
-            ("3.6", Ok(())),
-            ("3.5.0", Err(Error::InvalidDowngradeTargetVersion)),
-            ("3.7.0", Err(Error::InvalidDowngradeTargetVersion)),
-            ("3", Err(Error::WrongDowngradeVersionFormat)),
-            ("three", Err(Error::WrongDowngradeVersionFormat)),
-            ("", Err(Error::WrongDowngradeVersionFormat)),
-        ] {
-            assert_eq!(check_downgrade("3.7.0", target), expected, "{target}");
         }
     }
 }

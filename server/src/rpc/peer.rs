@@ -26,6 +26,7 @@ use super::{Context, lease, members};
 use crate::health::{Endpoints, Http};
 use crate::metrics::peer::SnapshotTimer;
 use crate::peer::identity::{self, Whose};
+use crate::version::Version;
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -182,6 +183,17 @@ impl Peer for PeerService {
     ) -> Result<Response<peerpb::PingReply>, Status> {
         self.admit(request)?;
         Ok(Response::new(peerpb::PingReply {}))
+    }
+
+    async fn versions(
+        &self,
+        request: Request<peerpb::VersionsRequest>,
+    ) -> Result<Response<peerpb::VersionsReply>, Status> {
+        self.admit(request)?;
+        Ok(Response::new(peerpb::VersionsReply {
+            server: Version::own().to_string(),
+            release: env!("CARGO_PKG_VERSION").to_owned(),
+        }))
     }
 
     type FetchSnapshotStream = Answers<peerpb::SnapshotPart>;

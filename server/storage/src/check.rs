@@ -190,8 +190,11 @@ impl Check<'_> {
             }
             meta::MEMBER_ID => self.facts.identity.member_id = u64::from_be_bytes(eight(value)?),
             meta::LIVE_BYTES => drop(eight(value)?),
-            meta::CLUSTER_VERSION => {
+            meta::CLUSTER_VERSION | meta::DOWNGRADE => {
                 std::str::from_utf8(value).map_err(|_| "its value is no text".to_owned())?;
+            }
+            meta::INSTALLED => {
+                decode_position(value).ok_or("its value is no position".to_owned())?;
             }
             meta::RAFT_MEMBERSHIP => {}
             _ => return Err("this release does not know it".to_owned()),

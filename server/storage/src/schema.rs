@@ -99,4 +99,6 @@ pub mod meta {
     pub const INSTALLED: &[u8] = b"installed";
     /// The cluster version, as "3.7.0".
     pub const CLUSTER_VERSION: &[u8] = b"clusterVersion";
+    /// A downgrade under way, as etcd's JSON; absent when there is none.
+    pub const DOWNGRADE: &[u8] = b"downgrade";
 }

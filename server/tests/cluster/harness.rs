@@ -37,6 +37,8 @@ pub(crate) struct Member {
 pub(crate) struct Cluster {
     pub(crate) members: Vec<Member>,
     flags: Vec<String>,
+    /// What the build says of itself.
+    pretended: Option<String>,
     token: String,
     folder: tempfile::TempDir,
 }
@@ -198,6 +200,7 @@ impl Cluster {
         let folder = tempfile::tempdir().unwrap();
         let mut cluster = Self {
             members: Vec::new(),
+            pretended: None,
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             token: folder.path().display().to_string(),
             folder,
@@ -251,6 +254,11 @@ impl Cluster {
         }
     }
 
+    /// Members that are started from now on say that they are of this version.
+    pub(crate) fn pretend(&mut self, version: Option<&str>) {
+        self.pretended = version.map(str::to_owned);
+    }
+
     /// For members that are started from now on.
     pub(crate) fn add_flag(&mut self, flag: &str) {
         self.flags.push(flag.to_owned());
@@ -282,6 +290,11 @@ impl Cluster {
         let peer = member.peer_url();
         let mut child = Command::new(env!("CARGO_BIN_EXE_ballast"))
             .env_clear()
+            .envs(
+                self.pretended
+                    .iter()
+                    .map(|it| ("BALLAST_PRETEND_VERSION", it)),
+            )
             .arg(format!("--name={}", member.name))
             .arg(format!("--data-dir={}", member.dir.display()))
             .arg(format!("--listen-client-urls={client}"))

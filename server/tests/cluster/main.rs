@@ -7,4 +7,5 @@ mod failover;
 mod harness;
 mod membership;
 mod replication;
+mod rolling;
 mod tls;

@@ -76,21 +76,44 @@ async fn releases_are_changed_one_member_at_a_time() {
     let valid = ask(asked, DowngradeAction::Validate, "3.6").await;
     assert_eq!(valid.unwrap(), "3.7");
     for (target, code, text) in [
-        ("3.5.0", Code::InvalidArgument, "etcdserver: invalid downgrade target version"),
-        ("3.7.0", Code::InvalidArgument, "etcdserver: invalid downgrade target version"),
-        ("x", Code::InvalidArgument, "etcdserver: wrong downgrade target version format"),
+        (
+            "3.5.0",
+            Code::InvalidArgument,
+            "etcdserver: invalid downgrade target version",
+        ),
+        (
+            "3.7.0",
+            Code::InvalidArgument,
+            "etcdserver: invalid downgrade target version",
+        ),
+        (
+            "x",
+            Code::InvalidArgument,
+            "etcdserver: wrong downgrade target version format",
+        ),
     ] {
-        let refusal = ask(asked, DowngradeAction::Validate, target).await.unwrap_err();
-        assert_eq!((refusal.code(), refusal.message()), (code, text), "{target}");
+        let refusal = ask(asked, DowngradeAction::Validate, target)
+            .await
+            .unwrap_err();
+        assert_eq!(
+            (refusal.code(), refusal.message()),
+            (code, text),
+            "{target}"
+        );
     }
     ask(asked, DowngradeAction::Enable, "3.6.0").await.unwrap();
     let told = asked.status().await.unwrap().downgrade_info.unwrap();
     assert!(told.enabled && told.target_version == "3.6.0", "{told:?}");
     until_version(&cluster, "3.6.0").await;
     let asked = &cluster.members[1];
-    let refusal = ask(asked, DowngradeAction::Enable, "3.5").await.unwrap_err();
+    let refusal = ask(asked, DowngradeAction::Enable, "3.5")
+        .await
+        .unwrap_err();
     let expected = "etcdserver: cluster has a downgrade job in progress";
-    assert_eq!((refusal.code(), refusal.message()), (Code::FailedPrecondition, expected));
+    assert_eq!(
+        (refusal.code(), refusal.message()),
+        (Code::FailedPrecondition, expected)
+    );
     // Given up, it goes up again.
     ask(asked, DowngradeAction::Cancel, "").await.unwrap();
     until_version(&cluster, "3.7.0").await;

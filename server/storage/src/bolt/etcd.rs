@@ -60,6 +60,7 @@ pub mod meta_key {
 }
 
 const CLUSTER_VERSION: &[u8] = b"clusterVersion";
+const DOWNGRADE: &[u8] = b"downgrade";
 const AUTH_ENABLED: &[u8] = b"authEnabled";
 
 /// The bucket of a table that etcd has with the same keys and values.
@@ -115,10 +116,15 @@ pub fn small_buckets(
         META,
         meta_bucket(tables, position, finished_compact, &members)?,
     );
-    let version = tables.get(&Table::Meta.key(meta::CLUSTER_VERSION)[..]);
-    if let Some(version) = version {
-        out.insert(CLUSTER, vec![(CLUSTER_VERSION.into(), version.clone())]);
-    }
+    let of_cluster = [
+        (CLUSTER_VERSION, meta::CLUSTER_VERSION),
+        (DOWNGRADE, meta::DOWNGRADE),
+    ];
+    let of_cluster = of_cluster.into_iter().filter_map(|(name, ours)| {
+        let value = tables.get(&Table::Meta.key(ours)[..])?;
+        Some((Bytes::from_static(name), value.clone()))
+    });
+    out.insert(CLUSTER, of_cluster.collect());
     let entries = members
         .iter()
         .map(|member| (hex_id(member.id), member_json(member)));
@@ -228,6 +234,11 @@ pub fn enables_auth(bucket: &[u8], key: &[u8], value: &[u8]) -> bool {
 /// True for the entry of `cluster` that is the cluster version.
 pub fn is_cluster_version(key: &[u8]) -> bool {
     key == CLUSTER_VERSION
+}
+
+/// True for the entry of `cluster` that tells of a downgrade.
+pub fn is_downgrade(key: &[u8]) -> bool {
+    key == DOWNGRADE
 }
 
 fn hex_id(id: u64) -> Bytes {

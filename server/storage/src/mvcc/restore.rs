@@ -176,6 +176,12 @@ impl<'a> Restore<'a> {
                 None if name == etcd::CLUSTER && etcd::is_cluster_version(&key) => {
                     self.put(Table::Meta, meta::CLUSTER_VERSION, value)?;
                 }
+                // One that is over leaves nothing.
+                None if name == etcd::CLUSTER && etcd::is_downgrade(&key) => {
+                    if self.keeps_members {
+                        self.put(Table::Meta, meta::DOWNGRADE, value)?;
+                    }
+                }
                 None if name == etcd::CLUSTER => self.report.unknown.push(unknown()),
                 None => {
                     self.report.unknown.push(name.escape_ascii().to_string());
