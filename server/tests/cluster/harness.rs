@@ -1,7 +1,6 @@
 //! Members as processes, each with ports and a directory of its own; they end with the test.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -15,6 +14,8 @@ use pb::maintenance_client::MaintenanceClient;
 use rustix::process::Signal;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
+
+use crate::ports::free_port;
 
 /// Whatever is waited for comes within this, also on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -43,13 +44,18 @@ pub(crate) struct Cluster {
     folder: tempfile::TempDir,
 }
 
-fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    listener.local_addr().unwrap().port()
+/// Waits until `probe` gives something.
+pub(crate) async fn eventually<T, F>(what: &str, probe: impl FnMut() -> F) -> T
+where
+    F: Future<Output = Option<T>>,
+{
+    eventually_or(probe)
+        .await
+        .unwrap_or_else(|| panic!("not within {DEADLINE:?}: {what}"))
 }
 
-/// Waits until `probe` gives something.
-pub(crate) async fn eventually<T, F>(what: &str, mut probe: impl FnMut() -> F) -> T
+/// None after the deadline.
+async fn eventually_or<T, F>(mut probe: impl FnMut() -> F) -> Option<T>
 where
     F: Future<Output = Option<T>>,
 {
@@ -61,9 +67,7 @@ where
             tokio::time::sleep(STEP).await;
         }
     };
-    tokio::time::timeout(DEADLINE, waited)
-        .await
-        .unwrap_or_else(|_| panic!("not within {DEADLINE:?}: {what}"))
+    tokio::time::timeout(DEADLINE, waited).await.ok()
 }
 
 impl Member {
@@ -223,7 +227,18 @@ impl Cluster {
 
     pub(crate) async fn ready(&self) {
         for member in &self.members {
-            eventually("an answer", || async { member.get("ready").await.ok() }).await;
+            let asked = eventually_or(|| async { member.get("ready").await.ok() });
+            if asked.await.is_none() {
+                let logs = self.members.iter().map(|member| {
+                    let (name, log) = (&member.name, member.log());
+                    format!("== {name}\n{log}\n")
+                });
+                panic!(
+                    "no answer from {}:\n{}",
+                    member.name,
+                    logs.collect::<String>()
+                );
+            }
         }
     }
 

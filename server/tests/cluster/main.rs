@@ -6,6 +6,8 @@ mod corrupt;
 mod failover;
 mod harness;
 mod membership;
+#[path = "../common/ports.rs"]
+mod ports;
 mod replication;
 mod rolling;
 mod tls;

@@ -1,7 +1,6 @@
 //! Starts a server in a directory of its own, and ends it with the test.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
@@ -16,6 +15,8 @@ use pb::watch_client::WatchClient;
 use pb::watch_request::RequestUnion;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
+
+pub(crate) use crate::ports::free_port;
 
 const READY: &str = "ready to serve client requests";
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -32,12 +33,6 @@ pub(crate) struct Server {
 
 /// What a process has written to its standard error.
 type Log = Arc<Mutex<Vec<String>>>;
-
-/// A port that was free a moment ago.
-pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    listener.local_addr().unwrap().port()
-}
 
 pub(crate) fn ballast() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ballast"));

@@ -18,6 +18,8 @@ mod maintenance;
 mod memory;
 mod observe;
 mod offline;
+#[path = "../common/ports.rs"]
+mod ports;
 mod process;
 mod quota;
 mod spans;
