@@ -56,7 +56,14 @@ impl Program {
     }
 
     /// Starts it. Its output goes to `<state>/log/<name>.log`, its record to `<state>/run/`.
+    ///
+    /// One of the same name that runs still is ended first: its record is overwritten, and nobody would end it any more.
     pub fn start(&self, state: &Path) -> Result<Process> {
+        for older in recorded(state)? {
+            if older.name() == self.name && older.alive() {
+                older.kill()?;
+            }
+        }
         let logs = state.join("log");
         let records = state.join("run");
         fs::create_dir_all(&logs)?;

@@ -6,6 +6,7 @@
 //! fill it and to look at what came of it.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -85,6 +86,7 @@ async fn run() -> Result<()> {
     let world = World {
         client: cluster.client(0).await?,
         cluster,
+        doors: AtomicU32::new(0),
     };
     addons::apply(&world.cluster.kubeconfig(0), STORE)?;
     operator::wait_cluster_ready(&world.client, "life", 3 * MINUTE).await?;
@@ -110,6 +112,8 @@ async fn run() -> Result<()> {
 struct World {
     client: Client,
     cluster: Cluster,
+    /// How many were opened.
+    doors: AtomicU32,
 }
 
 impl World {
@@ -135,7 +139,9 @@ impl World {
     async fn connect(&self, name: &str) -> Result<Channel> {
         let url = operator::service_url(&self.client, name).await?;
         let inside: SocketAddr = url.trim_start_matches("http://").parse()?;
-        let forwarder = format!("forward-{name}");
+        // Earlier channels are used still.
+        let doors = self.doors.fetch_add(1, Ordering::Relaxed);
+        let forwarder = format!("forward-{name}-{doors}");
         let state = self.cluster.state();
         let (_, outside) = forward::start(state, &forwarder, self.cluster.namespace(), inside)?;
         Ok(Channel::from_shared(format!("http://{outside}"))?.connect_lazy())
