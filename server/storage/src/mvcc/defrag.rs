@@ -30,7 +30,7 @@ use crate::mvcc::store::{Shared, Sizes, Store};
 
 /// Bytes copied per batch of the new database: what the disk takes in a millisecond or two, since the log's syncs wait behind it (and
 /// while sled takes a batch, it lets nobody read, from none of its databases).
-const COPY_BYTES: usize = 256 << 10;
+const COPY_BYTES: usize = 128 << 10;
 /// The same when nobody waits.
 const COPY_BYTES_OFFLINE: usize = 4 << 20;
 /// The copy rests after each batch for as long as the batch took, so that requests have half of the disk and of a core; but no longer than
