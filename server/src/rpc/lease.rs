@@ -184,14 +184,7 @@ pub(super) async fn keep_alive_as_leader(
     context: &Context,
     id: i64,
 ) -> Result<pb::LeaseKeepAliveResponse, Status> {
-    if !context.raft.is_leader() {
-        return Err(Error::NotLeader.into());
-    }
-    context
-        .raft
-        .read_barrier()
-        .await
-        .map_err(status::from_propose)?;
+    context.confirm_leads().await?;
     let ttl = loop {
         let changed = context.lessor.changed();
         match context.lessor.renew(id) {
@@ -254,14 +247,7 @@ pub(super) async fn time_to_live_as_leader(
     context: &Context,
     request: pb::LeaseTimeToLiveRequest,
 ) -> Result<pb::LeaseTimeToLiveResponse, Status> {
-    if !context.raft.is_leader() {
-        return Err(Error::NotLeader.into());
-    }
-    context
-        .raft
-        .read_barrier()
-        .await
-        .map_err(status::from_propose)?;
+    context.confirm_leads().await?;
     Ok(match context.lessor.describe(request.id, request.keys) {
         Some(lease) => pb::LeaseTimeToLiveResponse {
             header: None,

@@ -85,11 +85,7 @@ pub(super) async fn change_as_leader(
     asked: Asked,
 ) -> Result<peerpb::ChangeMembersReply, Status> {
     let lock = context.raft.lock_changes().await;
-    if !context.raft.is_leader() {
-        return Err(Error::NotLeader.into());
-    }
-    let barrier = context.raft.read_barrier().await;
-    barrier.map_err(status::from_propose)?;
+    context.confirm_leads().await?;
     let promotes = matches!(asked, Asked::Promote(_));
     let change = match derive(context, asked) {
         Ok(change) => change,

@@ -110,6 +110,15 @@ pub struct Context {
 }
 
 impl Context {
+    /// This member leads, a majority says so, and everything that was acknowledged is applied here. `NotLeader` when it does not.
+    async fn confirm_leads(&self) -> Result<(), Status> {
+        if !self.raft.is_leader() {
+            return Err(Error::NotLeader.into());
+        }
+        let barrier = self.raft.read_barrier().await;
+        barrier.map_err(status::from_propose)
+    }
+
     /// Replicates a request; gives the revision after it and its answer.
     fn propose(
         &self,
