@@ -18,6 +18,7 @@ use ballast_api::ballastpeerpb as peerpb;
 use ballast_api::{API_VERSION, etcdserverpb as pb, membershippb};
 use tokio_util::sync::CancellationToken;
 
+use crate::node::StartError;
 use crate::peer::Purpose;
 use crate::rpc::Context;
 
@@ -210,6 +211,14 @@ pub async fn set_downgrade(
         ..Default::default()
     };
     context.raft.propose(request).await.map(|_| ())
+}
+
+/// The cluster has a version that this build does not speak.
+pub fn stop_as_too_old(determined: Version) -> ! {
+    let own = Version::own();
+    let error = StartError::TooOld { own, determined };
+    tracing::error!(%error, "stopping this member");
+    std::process::exit(1);
 }
 
 #[cfg(test)]

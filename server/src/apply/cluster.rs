@@ -11,6 +11,7 @@ use prost::Message;
 
 use super::GroupMember;
 use crate::cluster::Cluster;
+use crate::version::{self, Version};
 
 /// A member's name and client URLs. Of a member that is not known nothing is kept.
 pub(super) fn set_attributes(
@@ -67,6 +68,13 @@ pub(super) fn set_members(txn: &mut WriteTxn<'_>, cluster: &Cluster, members: &[
         txn.table_put(Table::MemberRemoved, &row.id.to_be_bytes(), Bytes::new());
     }
     cluster.set_members(now);
+}
+
+/// What the cluster speaks from here on, this build may not understand: it stops before it has taken the entry in, as it would at its next start.
+pub(super) fn stop_if_outgrown(request: &membershippb::ClusterVersionSetRequest) {
+    if let Some(determined) = Version::parse(&request.ver).filter(|ver| *ver > Version::own()) {
+        version::stop_as_too_old(determined);
+    }
 }
 
 pub(super) fn set_version(

@@ -230,6 +230,7 @@ impl Applier {
             return Ok(Answer::Nothing);
         }
         if let Some(version) = &request.cluster_version_set {
+            cluster::stop_if_outgrown(version);
             cluster::set_version(txn, &self.cluster, version);
             return Ok(Answer::Nothing);
         }

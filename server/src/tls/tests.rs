@@ -1,59 +1,20 @@
 //! Two members that meet over a pipe, with certificates of an authority made for the test.
 
 use std::fs;
-use std::path::Path;
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
-use tempfile::TempDir;
 use tokio_rustls::TlsAcceptor;
 
 use super::*;
 use crate::config::{Asked, Config, Values};
+use authority::Authority;
 
-struct Authority {
-    dir: TempDir,
-    issuer: CertifiedIssuer<'static, KeyPair>,
-}
+#[path = "../../tests/common/authority.rs"]
+mod authority;
 
 impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let dir = tempfile::tempdir().unwrap();
-        // Unlike any other's.
-        let name = dir.path().to_string_lossy();
-        params
-            .distinguished_name
-            .push(DnType::CommonName, name.as_ref());
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        fs::write(dir.path().join("ca.crt"), issuer.pem()).unwrap();
-        Self { dir, issuer }
-    }
-
-    /// Writes NAME.crt and NAME.key for a host of this common name.
-    fn issue(&self, name: &str, common_name: &str, hosts: &[&str]) {
-        let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
-        let mut params = CertificateParams::new(hosts).unwrap();
-        params
-            .distinguished_name
-            .push(DnType::CommonName, common_name);
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        fs::write(
-            self.dir.path().join(format!("{name}.crt")),
-            certificate.pem(),
-        )
-        .unwrap();
-        fs::write(
-            self.dir.path().join(format!("{name}.key")),
-            key.serialize_pem(),
-        )
-        .unwrap();
-    }
-
     /// The peers' side of the flags in `line`; `{}` stands for the folder of the certificates.
     fn peer(&self, line: &str) -> Result<Arc<Tls>, TlsError> {
-        let dir = self.dir.path();
+        let dir = self.file("");
         let line = line.replace("{}", &dir.to_string_lossy());
         let config = config(&line).unwrap();
         Tls::load(
@@ -183,12 +144,12 @@ async fn renewed_files_are_used_and_broken_ones_are_not() {
     assert!(meet(&one, &two).await.is_err());
     ours.issue("a", "a", &["127.0.0.1"]);
     assert_eq!(meet(&one, &two).await, Ok(()));
-    fs::write(ours.dir.path().join("a.crt"), "half a cert").unwrap();
+    fs::write(ours.file("a.crt"), "half a cert").unwrap();
     assert_eq!(meet(&one, &two).await, Ok(()));
     // Authorities too.
     let others = Authority::new();
     others.issue("a", "a", &["127.0.0.1"]);
-    let copy = |name: &str| fs::copy(others.dir.path().join(name), ours.dir.path().join(name));
+    let copy = |name: &str| fs::copy(others.file(name), ours.file(name));
     for name in ["ca.crt", "a.crt", "a.key"] {
         copy(name).unwrap();
     }
@@ -201,7 +162,7 @@ fn bad_files_are_named_with_their_flags() {
     let ours = Authority::new();
     ours.issue("a", "a", &["127.0.0.1"]);
     ours.issue("b", "b", &["127.0.0.1"]);
-    let dir = ours.dir.path();
+    let dir = ours.file("");
     fs::write(dir.join("empty"), "").unwrap();
     for (line, expected) in [
         (

@@ -6,6 +6,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ballast_api::ballastpeerpb::peer_client::PeerClient;
 use ballast_api::etcdserverpb as pb;
 use pb::cluster_client::ClusterClient;
 use pb::kv_client::KvClient;
@@ -29,6 +30,8 @@ pub(crate) struct Member {
     client_port: u16,
     peer_port: u16,
     peer_scheme: &'static str,
+    /// Behind a `unix://` URL.
+    socket: PathBuf,
     dir: PathBuf,
     child: Option<Child>,
     log: Log,
@@ -42,6 +45,10 @@ pub(crate) struct Cluster {
     pretended: Option<String>,
     token: String,
     folder: tempfile::TempDir,
+    /// Peers meet at socket files.
+    sockets: bool,
+    /// Members there ever were, by which they are named.
+    named: usize,
 }
 
 /// Waits until `probe` gives something.
@@ -72,7 +79,10 @@ where
 
 impl Member {
     pub(crate) fn peer_url(&self) -> String {
-        format!("{}://127.0.0.1:{}", self.peer_scheme, self.peer_port)
+        match self.peer_scheme {
+            "unix" | "unixs" => format!("{}://{}", self.peer_scheme, self.socket.display()),
+            scheme => format!("{scheme}://127.0.0.1:{}", self.peer_port),
+        }
     }
 
     pub(crate) fn data_dir(&self) -> &Path {
@@ -85,6 +95,15 @@ impl Member {
             .unwrap()
             .timeout(Duration::from_secs(10))
             .connect_lazy()
+    }
+
+    /// As another member reaches it.
+    pub(crate) fn peer(&self) -> PeerClient<Channel> {
+        PeerClient::new(
+            Endpoint::from_shared(self.peer_url())
+                .unwrap()
+                .connect_lazy(),
+        )
     }
 
     pub(crate) fn kv(&self) -> KvClient<Channel> {
@@ -186,6 +205,18 @@ impl Member {
         eventually(words, || async { self.log().contains(words).then_some(()) }).await;
     }
 
+    /// What `ballast check` says of its data while it does not run.
+    pub(crate) fn check(&self) -> (Option<i32>, String) {
+        let output = Command::new(env!("CARGO_BIN_EXE_ballast"))
+            .arg("check")
+            .arg(&self.dir)
+            .output()
+            .unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        (output.status.code(), said)
+    }
+
     /// Another directory, as if the disk had been replaced.
     pub(crate) fn lose_data(&mut self) {
         self.dir.set_extension("new");
@@ -201,6 +232,10 @@ impl Drop for Member {
 impl Cluster {
     /// So many founders, with these flags, none of them waited for.
     pub(crate) fn prepare(count: usize, flags: &[&str]) -> Self {
+        Self::prepare_at(count, flags, false)
+    }
+
+    fn prepare_at(count: usize, flags: &[&str], sockets: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut cluster = Self {
             members: Vec::new(),
@@ -208,6 +243,8 @@ impl Cluster {
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             token: folder.path().display().to_string(),
             folder,
+            sockets,
+            named: 0,
         };
         for _ in 0..count {
             cluster.add_member();
@@ -217,12 +254,20 @@ impl Cluster {
 
     /// Founders that all answer.
     pub(crate) async fn start(count: usize, flags: &[&str]) -> Self {
-        let mut cluster = Self::prepare(count, flags);
-        for at in 0..count {
-            cluster.run(at, "new");
+        Self::prepare(count, flags).begin().await
+    }
+
+    /// Founders that meet at socket files.
+    pub(crate) async fn start_on_sockets(count: usize, flags: &[&str]) -> Self {
+        Self::prepare_at(count, flags, true).begin().await
+    }
+
+    async fn begin(mut self) -> Self {
+        for at in 0..self.members.len() {
+            self.run(at, "new");
         }
-        cluster.ready().await;
-        cluster
+        self.ready().await;
+        self
     }
 
     pub(crate) async fn ready(&self) {
@@ -245,9 +290,11 @@ impl Cluster {
     /// Ports and a directory; gives its place.
     pub(crate) fn add_member(&mut self) -> usize {
         let at = self.members.len();
-        let name = format!("m{}", at + 1);
+        self.named += 1;
+        let name = format!("m{}", self.named);
         self.members.push(Member {
             dir: self.folder.path().join(&name),
+            socket: self.folder.path().join(format!("{name}.sock")),
             name,
             client_port: free_port(),
             peer_port: free_port(),
@@ -262,10 +309,11 @@ impl Cluster {
     fn peer_scheme(&self) -> &'static str {
         let tls = ["--peer-cert-file", "--peer-auto-tls"];
         let secure = |flag: &String| tls.iter().any(|name| flag.starts_with(name));
-        if self.flags.iter().any(secure) {
-            "https"
-        } else {
-            "http"
+        match (self.sockets, self.flags.iter().any(secure)) {
+            (false, false) => "http",
+            (false, true) => "https",
+            (true, false) => "unix",
+            (true, true) => "unixs",
         }
     }
 
@@ -277,6 +325,10 @@ impl Cluster {
     /// For members that are started from now on.
     pub(crate) fn add_flag(&mut self, flag: &str) {
         self.flags.push(flag.to_owned());
+    }
+
+    pub(crate) fn drop_flag(&mut self, flag: &str) {
+        self.flags.retain(|held| held != flag);
     }
 
     /// Ends a member with SIGTERM.
@@ -396,4 +448,22 @@ impl Cluster {
 
 pub(crate) fn is(status: &Status, code: Code, text: &str) -> bool {
     (status.code(), status.message()) == (code, text)
+}
+
+/// What member `from` asks of the one that has answered with this header.
+pub(crate) fn introduced<T>(
+    message: T,
+    from: u64,
+    header: &pb::ResponseHeader,
+) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(message);
+    for (name, id) in [
+        ("ballast-cluster", header.cluster_id),
+        ("ballast-from", from),
+        ("ballast-to", header.member_id),
+    ] {
+        let value = format!("{id:x}").parse().unwrap();
+        request.metadata_mut().insert(name, value);
+    }
+    request
 }

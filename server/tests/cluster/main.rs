@@ -2,8 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "../common/authority.rs"]
+mod authority;
 mod corrupt;
 mod failover;
+mod forced;
 mod harness;
 mod membership;
 #[path = "../common/ports.rs"]

@@ -113,6 +113,9 @@ async fn a_member_that_is_far_behind_gets_a_snapshot() {
         Some("z")
     );
     cluster.agree().await;
+    cluster.stop(behind).await;
+    let (code, said) = cluster.members[behind].check();
+    assert_eq!(code, Some(0), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -145,4 +148,28 @@ async fn without_a_majority_only_serializable_reads_are_answered() {
     cluster.members[0].put_eventually("k", "x").await;
     cluster.members[0].signal(Signal::TERM);
     assert!(!cluster.members[0].ended().await.success());
+}
+
+/// Also with TLS, and by a member that joins.
+#[tokio::test(flavor = "multi_thread")]
+async fn members_meet_at_socket_files() {
+    for flags in [&[][..], &["--peer-auto-tls"]] {
+        let mut cluster = Cluster::start_on_sockets(3, flags).await;
+        for writer in &cluster.members {
+            writer.put_eventually("k", &writer.name).await;
+            for reader in &cluster.members {
+                let read = reader.get("k").await.unwrap();
+                assert_eq!(read.as_ref(), Some(&writer.name));
+            }
+        }
+        let grown = cluster.grow().await;
+        let urls = cluster.members[grown].peer_url();
+        assert!(urls.starts_with("unix"), "{urls}");
+        // Its file outlives the one that is killed, and is no obstacle.
+        let leader = cluster.leader().await;
+        cluster.members[leader].kill();
+        cluster.run(leader, "existing");
+        cluster.ready().await;
+        cluster.agree().await;
+    }
 }

@@ -1,10 +1,13 @@
 //! Builds of two releases in one cluster, one member changed at a time, up and down again.
 
-use ballast_api::etcdserverpb as pb;
+use ballast_api::ballastpeerpb as peerpb;
+use ballast_api::{etcdserverpb as pb, membershippb};
+use futures::StreamExt as _;
 use pb::downgrade_request::DowngradeAction;
+use prost::Message as _;
 use tonic::{Code, Status};
 
-use crate::harness::{Cluster, Member, eventually};
+use crate::harness::{Cluster, Member, eventually, introduced};
 
 async fn ask(member: &Member, action: DowngradeAction, version: &str) -> Result<String, Status> {
     let request = pb::DowngradeRequest {
@@ -131,4 +134,48 @@ async fn releases_are_changed_one_member_at_a_time() {
     })
     .await;
     until_version(&cluster, "3.6.0").await;
+}
+
+/// Somebody who knows better, and is believed: what it raised the cluster to, this release does not speak.
+#[tokio::test]
+async fn a_member_stops_when_the_cluster_outgrows_it() {
+    let mut cluster = Cluster::start(1, &[]).await;
+    until_version(&cluster, "3.7.0").await;
+    let member = &mut cluster.members[0];
+    let header = member.status().await.unwrap().header.unwrap();
+    let raised = pb::InternalRaftRequest {
+        header: Some(pb::RequestHeader {
+            id: 1,
+            ..Default::default()
+        }),
+        cluster_version_set: Some(membershippb::ClusterVersionSetRequest {
+            ver: "3.8.0".to_owned(),
+        }),
+        ..Default::default()
+    };
+    let proposal = peerpb::Proposal {
+        number: 1,
+        request: raised.encode_to_vec().into(),
+    };
+    let batch = peerpb::Proposals {
+        proposals: vec![proposal],
+    };
+    // Open until the member is gone.
+    let batches = futures::stream::iter([batch]).chain(futures::stream::pending());
+    let request = introduced(batches, 0xabc, &header);
+    let mut peer = member.peer();
+    let proposing = tokio::spawn(async move { peer.propose(request).await.map(drop) });
+    let why = "server version is lower than determined cluster version";
+    assert_eq!(member.ended().await.code(), Some(1));
+    member.logged(why).await;
+    proposing.abort();
+    // Nor does it go on as if nothing had been.
+    cluster.run(0, "new");
+    assert_eq!(cluster.members[0].ended().await.code(), Some(1));
+    cluster.members[0].logged(why).await;
+    // A release that speaks it does.
+    cluster.pretend(Some("3.8.0"));
+    cluster.run(0, "new");
+    cluster.ready().await;
+    assert_eq!(version(&cluster.members[0]).await, "3.8.0");
 }

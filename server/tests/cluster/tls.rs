@@ -1,30 +1,13 @@
 //! Members that speak to each other over TLS.
 
-use std::fs;
-use std::path::Path;
-
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-
+use crate::authority::Authority;
 use crate::harness::Cluster;
-
-/// An authority and a certificate of it that is good for both sides.
-fn certificates(dir: &Path) {
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-    fs::write(dir.join("ca.crt"), issuer.pem()).unwrap();
-    let key = KeyPair::generate().unwrap();
-    let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
-    let certificate = params.signed_by(&key, &issuer).unwrap();
-    fs::write(dir.join("peer.crt"), certificate.pem()).unwrap();
-    fs::write(dir.join("peer.key"), key.serialize_pem()).unwrap();
-}
 
 #[tokio::test]
 async fn three_members_speak_over_tls() {
-    let dir = tempfile::tempdir().unwrap();
-    certificates(dir.path());
-    let file = |name: &str| dir.path().join(name).display().to_string();
+    let authority = Authority::new();
+    authority.issue("peer", "peer", &["127.0.0.1"]);
+    let file = |name: &str| authority.file(name).display().to_string();
     let files = [
         format!("--peer-cert-file={}", file("peer.crt")),
         format!("--peer-key-file={}", file("peer.key")),

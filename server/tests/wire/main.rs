@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "../common/authority.rs"]
+mod authority;
 mod cases_config;
 mod cases_maintenance;
 mod cases_watch;

@@ -1,67 +1,38 @@
 //! TLS towards clients and peers: who is let in, what is told to the others, and that everything works inside as it does without.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use ballast_api::etcdserverpb as pb;
 use hyper_util::rt::TokioIo;
 use pb::kv_client::KvClient;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::version::{TLS12, TLS13};
 use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
-use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint};
 
+use crate::authority::Authority;
 use crate::harness::{Server, ballast, eventually, free_port, get, prefix, put};
 
-/// An authority and the files it has issued.
-struct Authority {
-    dir: TempDir,
-    issuer: CertifiedIssuer<'static, KeyPair>,
+/// With certificates of a server and of a client.
+fn issued() -> Authority {
+    let authority = Authority::new();
+    authority.issue("server", "server", &["127.0.0.1"]);
+    authority.issue("client", "client", &[]);
+    authority
 }
 
 impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let dir = tempfile::tempdir().unwrap();
-        // Unlike any other's.
-        let name = dir.path().to_string_lossy();
-        params
-            .distinguished_name
-            .push(DnType::CommonName, name.as_ref());
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        fs::write(dir.path().join("ca.crt"), issuer.pem()).unwrap();
-        let authority = Self { dir, issuer };
-        authority.issue("server", &["127.0.0.1"]);
-        authority.issue("client", &[]);
-        authority
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn issue(&self, name: &str, hosts: &[&str]) {
-        let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(hosts).unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        fs::write(self.file(&format!("{name}.crt")), certificate.pem()).unwrap();
-        fs::write(self.file(&format!("{name}.key")), key.serialize_pem()).unwrap();
-    }
-
     /// `--cert-file` and `--key-file` of the server, with `more`; `{ca}` stands for this authority's folder.
     fn start(&self, more: &[&str]) -> Server {
         let own = ["--cert-file={ca}/server.crt", "--key-file={ca}/server.key"];
-        let dir = self.dir.path().to_string_lossy();
+        let dir = self.file("").display().to_string();
         let args: Vec<String> = own
             .iter()
             .chain(more)
@@ -168,7 +139,7 @@ fn https<'a>(more: &[&'a str]) -> Vec<&'a str> {
 
 #[tokio::test]
 async fn grpc_and_http_are_served_on_one_port_over_tls() {
-    let authority = Authority::new();
+    let authority = issued();
     let server = authority.start(&https(&["--host-whitelist=example.com"]));
     let log = server.log();
     assert!(log.contains("serving client traffic securely"), "{log}");
@@ -194,7 +165,7 @@ async fn grpc_and_http_are_served_on_one_port_over_tls() {
 
 #[tokio::test]
 async fn with_an_authority_only_its_clients_are_let_in() {
-    let authority = Authority::new();
+    let authority = issued();
     let server = authority.start(&https(&[
         "--trusted-ca-file={ca}/ca.crt",
         "--client-cert-auth",
@@ -208,7 +179,7 @@ async fn with_an_authority_only_its_clients_are_let_in() {
         let nobody = authority.client_with(None, &[b"h2"], &[versions]);
         nobody.put(server.port).await.unwrap_err();
     }
-    let stranger = Authority::new();
+    let stranger = issued();
     fs::copy(authority.file("ca.crt"), stranger.file("ca.crt")).unwrap();
     stranger
         .client(Some("client"))
@@ -229,12 +200,12 @@ async fn with_an_authority_only_its_clients_are_let_in() {
 
 #[tokio::test]
 async fn a_renewed_certificate_is_served_without_a_restart() {
-    let authority = Authority::new();
-    authority.issue("server", &["10.0.0.1"]);
+    let authority = issued();
+    authority.issue("server", "server", &["10.0.0.1"]);
     let server = authority.start(&HTTPS);
     let client = authority.client(None);
     client.put(server.port).await.unwrap_err();
-    authority.issue("server", &["127.0.0.1"]);
+    authority.issue("server", "server", &["127.0.0.1"]);
     client.put(server.port).await.unwrap();
     fs::write(authority.file("server.key"), "").unwrap();
     client.put(server.port).await.unwrap();
@@ -243,7 +214,7 @@ async fn a_renewed_certificate_is_served_without_a_restart() {
 
 #[tokio::test]
 async fn one_port_can_be_asked_with_and_without_tls() {
-    let authority = Authority::new();
+    let authority = issued();
     let server = authority.start(&[
         "--listen-client-urls=http://127.0.0.1:{port},https://127.0.0.1:{port}",
         "--advertise-client-urls=http://127.0.0.1:{port}",
@@ -255,7 +226,7 @@ async fn one_port_can_be_asked_with_and_without_tls() {
 
 #[tokio::test]
 async fn a_socket_file_can_have_tls() {
-    let authority = Authority::new();
+    let authority = issued();
     let server = authority.start(&[
         "--listen-client-urls=unixs://{dir}/s.sock",
         "--advertise-client-urls=unixs://{dir}/s.sock",
@@ -269,9 +240,9 @@ async fn a_socket_file_can_have_tls() {
 
 #[tokio::test]
 async fn metrics_have_the_clients_certificate_and_peers_their_own() {
-    let authority = Authority::new();
-    authority.issue("peer", &["127.0.0.1"]);
-    authority.issue("elsewhere", &["10.0.0.1"]);
+    let authority = issued();
+    authority.issue("peer", "peer", &["127.0.0.1"]);
+    authority.issue("elsewhere", "elsewhere", &["10.0.0.1"]);
     let metrics = free_port();
     let metrics_url = format!("--listen-metrics-urls=https://127.0.0.1:{metrics}");
     let args = [
@@ -311,7 +282,7 @@ async fn metrics_have_the_clients_certificate_and_peers_their_own() {
 
 #[tokio::test]
 async fn versions_and_suites_are_those_of_the_flags() {
-    let authority = Authority::new();
+    let authority = issued();
     let only_12 = authority.client_with(None, &[b"h2"], &[&TLS12]);
     let only_13 = authority.client_with(None, &[b"h2"], &[&TLS13]);
     let server = authority.start(&https(&["--tls-min-version=TLS1.3"]));
@@ -330,7 +301,7 @@ async fn versions_and_suites_are_those_of_the_flags() {
 
 #[tokio::test]
 async fn a_member_can_make_its_certificate_itself() {
-    let authority = Authority::new();
+    let authority = issued();
     let mut server = Server::start_with(&https(&["--auto-tls"]));
     let made = server.data_dir().join("fixtures/client/cert.pem");
     // The certificate vouches for itself.
