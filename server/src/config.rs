@@ -79,6 +79,8 @@ pub struct Config {
 
     pub heartbeat: Duration,
     pub election: Duration,
+    /// The leader answers linearizable reads by its lease.
+    pub lease_reads: bool,
     pub snapshot_count: u64,
     pub snapshot_catchup_entries: u64,
     /// 0 keeps every segment.
@@ -247,6 +249,7 @@ impl Config {
             advertise_peer_urls,
             heartbeat,
             election,
+            lease_reads: values.bool("leader-lease-reads"),
             // 0 is the default, as in etcd.
             snapshot_count: some_or(values.u64("snapshot-count"), 10_000),
             snapshot_catchup_entries: some_or(values.u64("snapshot-catchup-entries"), 5_000),

@@ -754,6 +754,7 @@ impl Parts {
             unsafe_no_fsync: config.unsafe_no_fsync,
             heartbeat: config.heartbeat,
             election: config.election,
+            lease_reads: config.lease_reads,
             force_alone: config.force_new_cluster,
             snapshot_count: config.snapshot_count,
             catchup_entries: config.snapshot_catchup_entries,

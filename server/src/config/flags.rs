@@ -367,6 +367,7 @@ pub const FLAGS: &[Flag] = &[
         Form::Duration,
         Effect::Used,
     ),
+    flag("leader-lease-reads", "false", Form::Bool, Effect::Used),
     flag("value-cache-bytes", AUTO, Form::AutoUint, Effect::Used),
     flag("response-memory-bytes", AUTO, Form::AutoUint, Effect::Used),
     flag(

@@ -2,6 +2,8 @@
 //!
 //!     reads wait --> round: the leader confirms that it leads, and says its commit index --> applied here --> reads go on
 //!
+//! With `--leader-lease-reads` the leader need not confirm while its lease holds (`lease_read.rs`).
+//!
 //! Promises: a read joins only a round that has not been sent yet. A round that fails is made again, as a new one, until each of those who wait runs out
 //! of time.
 //!
@@ -121,8 +123,17 @@ impl RaftNode {
         }
     }
 
-    /// As the leader: the index that covers all that was acknowledged before the call, confirmed by a majority. None when this member does not lead.
+    /// As the leader: the index that covers all that was acknowledged before the call, by the leader's lease if that is to be used and holds, else
+    /// confirmed by a majority. None when this member does not lead.
     pub async fn read_index(&self) -> Option<u64> {
+        match self.index_by_lease().await {
+            Some(index) => Some(index),
+            None => self.confirmed_index().await,
+        }
+    }
+
+    /// The same, confirmed by a majority in any case.
+    pub async fn confirmed_index(&self) -> Option<u64> {
         let linearizer = self
             .raft()
             .get_read_linearizer(ReadPolicy::ReadIndex)

@@ -6,6 +6,7 @@ mod barrier;
 pub mod command;
 mod forward;
 mod leadership;
+mod lease_read;
 pub mod log_store;
 pub mod members;
 pub mod node;

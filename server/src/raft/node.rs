@@ -32,6 +32,7 @@ use crate::raft::barrier::Barrier;
 use crate::raft::command::{Command, Nodes, PeerNode, TypeConfig, committed_leader, position};
 use crate::raft::forward::{Forwarder, Outcome, Waiting, request_id};
 use crate::raft::leadership::Heard;
+use crate::raft::lease_read::{Fresh, LeaseReads, trust};
 use crate::raft::log_store::LogStore;
 use crate::raft::open::open_parts;
 use crate::raft::snapshot::Sending;
@@ -116,6 +117,8 @@ pub struct RaftOptions {
     pub heartbeat: Duration,
     /// etcd's election-timeout.
     pub election: Duration,
+    /// Whether the leader answers reads by its lease.
+    pub lease_reads: bool,
     /// Entries applied between two purges of the log, and entries kept behind the marker.
     pub snapshot_count: u64,
     pub catchup_entries: u64,
@@ -146,6 +149,7 @@ impl RaftOptions {
             apply_observer: Arc::new(Unobserved),
             heartbeat: Duration::from_millis(100),
             election: Duration::from_millis(1000),
+            lease_reads: false,
             snapshot_count: 10_000,
             catchup_entries: 5_000,
         }
@@ -166,12 +170,19 @@ impl RaftOptions {
         }
     }
 
+    /// Nobody is a candidate sooner after it last heard the leader, or began.
+    fn shortest_election_millis(&self) -> u64 {
+        let heartbeat = self.heartbeat.as_millis() as u64;
+        let election = self.election.as_millis() as u64;
+        (election * 2 / 5).max(heartbeat + 1)
+    }
+
     /// The library elects after a lease of its greatest timeout and then the timeout itself: 0.4 to 0.6 of etcd's figure makes the
     /// same time without a leader.
     fn config(&self) -> Config {
         let heartbeat = self.heartbeat.as_millis() as u64;
         let election = self.election.as_millis() as u64;
-        let election_timeout_min = (election * 2 / 5).max(heartbeat + 1);
+        let election_timeout_min = self.shortest_election_millis();
         let election_timeout_max = (election * 3 / 5).max(election_timeout_min + 1);
         Config {
             cluster_name: format!("{:x}", self.cluster_id),
@@ -258,6 +269,8 @@ pub struct RaftNode {
     forwarder: Forwarder,
     waiting: Arc<Waiting>,
     pub(super) barrier: Barrier,
+    pub(super) lease_reads: LeaseReads,
+    pub(super) fresh: Fresh,
     pub(super) heard: Heard,
     pub(super) wake_leadership: Notify,
     /// When the leader that is known began to lead.
@@ -313,6 +326,9 @@ impl RaftNode {
         .map_err(raft_error)??;
         let applied = parts.machine.applied();
         let sending = Sending::default();
+        let shortest_election = Duration::from_millis(options.shortest_election_millis());
+        let trust = options.lease_reads.then(|| trust(shortest_election));
+        let heard_leader = parts.wal.vote().is_some_and(|vote| vote.committed);
         let config = options.config().validate().map_err(raft_error)?;
         let transport = Transport {
             peers: Arc::clone(&options.peers),
@@ -347,6 +363,8 @@ impl RaftNode {
             peers: options.peers,
             waiting: parts.waiting,
             barrier: Barrier::default(),
+            lease_reads: LeaseReads::new(trust, Clock::default()),
+            fresh: Fresh::new(heard_leader, shortest_election),
             heard: Heard::default(),
             wake_leadership: Notify::new(),
             elected_at: parking_lot::Mutex::default(),

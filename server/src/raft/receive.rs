@@ -97,12 +97,17 @@ impl RaftNode {
 
     pub async fn vote(&self, request: pb::VoteRequest) -> Result<pb::VoteReply, Status> {
         let request = wire::vote_request_in(request).map_err(|error| unreadable(&error))?;
+        // A transfer is the leader's own wish.
+        if !request.leadership_transfer {
+            self.fresh.passed().await;
+        }
         let reply = self.raft().vote(request).await.map_err(stopped)?;
         Ok(wire::vote_reply_out(&reply))
     }
 
     pub async fn pre_vote(&self, request: pb::VoteRequest) -> Result<pb::VoteReply, Status> {
         let request = wire::vote_request_in(request).map_err(|error| unreadable(&error))?;
+        self.fresh.passed().await;
         let reply = self.raft().pre_vote(request).await.map_err(stopped)?;
         Ok(wire::vote_reply_out(&reply))
     }

@@ -204,7 +204,7 @@ impl Peer for PeerService {
     ) -> Result<Response<Self::FetchSnapshotStream>, Status> {
         self.admit(request)?;
         // Whoever only believes that it leads is found out.
-        if self.0.raft.read_index().await.is_none() {
+        if self.0.raft.confirmed_index().await.is_none() {
             return Err(Error::NotLeader.into());
         }
         let store = Arc::clone(&self.0.store);

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use ballast_api::etcdserverpb as pb;
+use ballast_api::{ballastpeerpb as peerpb, etcdserverpb as pb};
 use futures::StreamExt;
 use rustix::process::Signal;
 
-use crate::harness::{Cluster, eventually};
+use crate::harness::{Cluster, eventually, introduced};
+
+const BY_LEASE: &str = "--leader-lease-reads";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_go_on_after_the_leader_was_killed_and_it_comes_back() {
@@ -27,7 +29,16 @@ async fn writes_go_on_after_the_leader_was_killed_and_it_comes_back() {
 /// etcd#20418: what a leader is asked while it stands still is not answered from what it knew.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_stood_still_reads_nothing_stale_and_expires_no_lease() {
-    let cluster = Cluster::start(3, &[]).await;
+    stands_still(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nor_does_one_that_answers_by_its_lease() {
+    stands_still(&[BY_LEASE]).await;
+}
+
+async fn stands_still(flags: &[&str]) {
+    let cluster = Cluster::start(3, flags).await;
     let leader = cluster.leader().await;
     let next = (leader + 1) % 3;
     let paused = &cluster.members[leader];
@@ -126,4 +137,95 @@ async fn the_leadership_moves_to_voters_only_and_from_the_leader_only() {
     let status = cluster.members[leader].status().await.unwrap();
     assert_eq!(status.leader, target_id);
     cluster.members[leader].put("k", "v").await.unwrap();
+}
+
+/// Stops both followers, and gives how long after that the last linearizable read was asked for that the leader answered.
+async fn answered_alone(flags: &[&str]) -> Option<Duration> {
+    const PATIENCE: Duration = Duration::from_millis(200);
+    let cluster = Cluster::start(3, flags).await;
+    let leader = cluster.leader().await;
+    let member = &cluster.members[leader];
+    member.put("k", "v").await.unwrap();
+    // The connection is made before.
+    let mut kv = member.kv();
+    let request = pb::RangeRequest {
+        key: "k".into(),
+        ..Default::default()
+    };
+    kv.range(request.clone()).await.unwrap();
+    for at in (0..3).filter(|at| *at != leader) {
+        cluster.members[at].signal(Signal::STOP);
+    }
+    let stopped = tokio::time::Instant::now();
+    let mut last = None;
+    while stopped.elapsed() < 3 * LEASE {
+        let asked = stopped.elapsed();
+        let answer = tokio::time::timeout(PATIENCE, kv.range(request.clone())).await;
+        if matches!(answer, Ok(Ok(_))) {
+            last = Some(asked);
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    for at in (0..3).filter(|at| *at != leader) {
+        cluster.members[at].signal(Signal::CONT);
+    }
+    cluster.agree().await;
+    last
+}
+
+/// 0.3 elections of five seconds.
+const LEASE: Duration = Duration::from_millis(1500);
+
+/// No round: nobody else need run, as long as nobody else can have been elected.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_answers_by_its_lease_alone_and_not_longer() {
+    let slow = ["--election-timeout=5000", "--heartbeat-interval=100"];
+    let with_lease = [&slow[..], &[BY_LEASE]].concat();
+    let (with, without) = tokio::join!(answered_alone(&with_lease), answered_alone(&slow));
+    let last = with.expect("no read was answered by the lease");
+    assert!(last < LEASE, "the leader answered alone after {last:?}");
+    assert_eq!(without, None, "a round was answered by nobody");
+}
+
+/// It may have heard the leader right before it ended, and who reads by the leader's lease counts on that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_that_was_restarted_votes_for_nobody_at_once() {
+    // 0.4 elections.
+    const HELD: Duration = Duration::from_secs(2);
+    let mut cluster = Cluster::start(3, &["--election-timeout=5000"]).await;
+    cluster.members[0].put("k", "v").await.unwrap();
+    cluster.agree().await;
+    let leader = cluster.leader().await;
+    let (restarted, candidate) = ((leader + 1) % 3, (leader + 2) % 3);
+    let from = cluster.members[candidate].id().await;
+    let status = cluster.members[restarted].status().await.unwrap();
+    let header = status.header.unwrap();
+    for at in [leader, candidate] {
+        cluster.members[at].signal(Signal::STOP);
+    }
+    cluster.members[restarted].kill();
+    let begun = tokio::time::Instant::now();
+    cluster.run(restarted, "new");
+    // Of a later term and with all of the log: nothing else stands against it.
+    let asked = peerpb::VoteRequest {
+        vote: Some(peerpb::Vote {
+            term: 1_000,
+            voted_for: from,
+            committed: false,
+        }),
+        last: Some(peerpb::LogPosition {
+            term: 1_000,
+            index: 1_000_000,
+        }),
+        leadership_transfer: false,
+    };
+    let member = &cluster.members[restarted];
+    let reply = eventually("an answer", || async {
+        let asked = introduced(asked.clone(), from, &header);
+        member.peer().pre_vote(asked).await.ok()
+    })
+    .await;
+    assert!(reply.into_inner().granted);
+    let took = begun.elapsed();
+    assert!(took >= HELD, "it would vote after {took:?}");
 }
