@@ -31,11 +31,19 @@ pub struct Options {
     /// Names the state folder, the network namespace and the cgroups.
     pub name: String,
     pub store: StoreKind,
+    /// Members of the store.
+    #[serde(default = "one")]
+    pub store_members: u16,
     /// A node with a kubelet, the controllers and the add-ons; without it only the API.
     pub node: bool,
     pub api_servers: u16,
     /// Further flags of every kube-apiserver.
     pub api_flags: Vec<String>,
+}
+
+/// Of a cluster that was recorded before stores had several.
+fn one() -> u16 {
+    1
 }
 
 impl Options {
@@ -44,6 +52,7 @@ impl Options {
         Ok(Self {
             name: name.to_owned(),
             store: StoreKind::from_environment()?,
+            store_members: 1,
             node: true,
             api_servers: 1,
             api_flags: Vec::new(),
@@ -142,11 +151,13 @@ impl Cluster {
 
     async fn start(&mut self, progress: &Progress) -> Result<()> {
         progress.stage("Store");
-        control_plane::start_store(&self.options.store, &self.state, &self.namespace)?;
+        let members = self.options.store_members;
+        control_plane::start_store(&self.options.store, &self.state, &self.namespace, members)?;
         progress.stage("kube-apiserver");
         for index in 0..self.options.api_servers {
             let name = api_server_name(index);
-            let server = self.start_api_server(&name, index, &control_plane::store_url())?;
+            let server =
+                self.start_api_server(&name, index, &control_plane::store_urls(members))?;
             self.wait_ready(index, &server).await?;
         }
         if self.options.node {
@@ -174,6 +185,20 @@ impl Cluster {
         Ok(process)
     }
 
+    /// Starts a member of the store that has ended, on its data, and returns when it serves.
+    pub fn restart_store_member(&self, index: u16) -> Result<()> {
+        let place = (index, self.options.store_members);
+        let (kind, state) = (&self.options.store, &self.state);
+        let process = control_plane::start_store_member(kind, state, &self.namespace, place)?;
+        control_plane::wait_store_member(&process, &self.namespace, index)
+    }
+
+    /// Starts the controller manager; a cluster with a node has it already.
+    pub fn start_controllers(&self, extra: &[&str]) -> Result<Process> {
+        let (pki, state) = (&self.pki, &self.state);
+        control_plane::start_controllers(pki, state, &self.namespace, &inside(), extra)
+    }
+
     /// Waits until an API server calls itself ready.
     pub async fn wait_ready(&self, index: u16, server: &Process) -> Result<()> {
         let client = self.client(index).await?;
@@ -190,10 +215,11 @@ impl Cluster {
     }
 
     async fn start_node(&mut self, progress: &Progress) -> Result<()> {
-        let inside = format!("https://{ADDRESS}:{FIRST_API_PORT}");
+        let inside = inside();
         let pki = &self.pki;
         progress.stage("Controllers and scheduler");
-        control_plane::start_controllers(pki, &self.state, &self.namespace, &inside)?;
+        self.start_controllers(&[])?;
+        control_plane::start_scheduler(pki, &self.state, &self.namespace, &inside)?;
         progress.stage("Node: containerd, kubelet, kube-proxy");
         let node = Node::start(&NodeOptions {
             name: &self.options.node_name(),
@@ -338,7 +364,9 @@ impl Cluster {
         processes.reverse();
         for process in &processes {
             let stopped = match process.name() {
-                "store" => process.stop(Duration::from_secs(10)),
+                name if name.starts_with(control_plane::STORE_NAME) => {
+                    process.stop(Duration::from_secs(10))
+                }
                 _ => process.kill(),
             };
             stopped.with_context(|| format!("stopping {}", process.name()))?;
@@ -365,6 +393,11 @@ impl Options {
     fn cgroup(&self) -> String {
         cgroup(&self.name)
     }
+}
+
+/// The first API server, as seen inside the namespace.
+fn inside() -> String {
+    format!("https://{ADDRESS}:{FIRST_API_PORT}")
 }
 
 fn cgroup(name: &str) -> String {

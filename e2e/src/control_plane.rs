@@ -1,5 +1,5 @@
-//! The control plane: a store, one or several kube-apiservers on it, the controller manager and the
-//! scheduler.
+//! The control plane: a store of one or several members, one or several kube-apiservers on it, the
+//! controller manager and the scheduler.
 //!
 //! The store is a parameter: any program that takes etcd's flags and serves etcd's API.
 
@@ -24,7 +24,11 @@ pub const SERVICE_NETWORK: &str = "10.96.0.0/16";
 pub const SERVICE_ADDRESS: &str = "10.96.0.1";
 pub const DNS_ADDRESS: &str = "10.96.0.10";
 pub const DOMAIN: &str = "cluster.local";
+/// The record's name of the store, or of its first member.
+pub const STORE_NAME: &str = "store";
 const STORE_PORT: u16 = 2379;
+/// From one member's ports to the next one's.
+const STORE_PORTS_STEP: u16 = 10;
 
 /// What lies under the API servers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,36 +72,91 @@ impl StoreKind {
     }
 }
 
-/// The store's client address as seen inside the namespace.
+/// The client address of the store's first member as seen inside the namespace.
 pub fn store_url() -> String {
-    format!("http://127.0.0.1:{STORE_PORT}")
+    format!("http://{}", store_address(0))
 }
 
-/// Starts the store and returns when it serves.
+/// The client addresses of so many members, as `--etcd-servers` takes them.
+pub fn store_urls(members: u16) -> String {
+    let urls = (0..members).map(|index| format!("http://{}", store_address(index)));
+    urls.collect::<Vec<_>>().join(",")
+}
+
+/// Where the member of this place serves clients, inside the namespace.
+pub fn store_address(index: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, STORE_PORT + index * STORE_PORTS_STEP))
+}
+
+/// The record's name of the store's member of this place.
+pub fn store_name(index: u16) -> String {
+    if index == 0 {
+        STORE_NAME.to_owned()
+    } else {
+        format!("{STORE_NAME}-{}", index + 1)
+    }
+}
+
+/// Starts the store and returns when all of its members serve.
 pub fn start_store(
     kind: &StoreKind,
     state: &Path,
     namespace: &NetworkNamespace,
+    members: u16,
+) -> Result<()> {
+    let started: Vec<Process> = (0..members)
+        .map(|index| start_store_member(kind, state, namespace, (index, members)))
+        .collect::<Result<_>>()?;
+    for (index, process) in (0..).zip(&started) {
+        wait_store_member(process, namespace, index)?;
+    }
+    Ok(())
+}
+
+/// Starts the member of this place among so many, on what its directory holds.
+pub fn start_store_member(
+    kind: &StoreKind,
+    state: &Path,
+    namespace: &NetworkNamespace,
+    (index, members): (u16, u16),
 ) -> Result<Process> {
-    let peer = "http://127.0.0.1:2380";
-    let data = state.join("store");
-    let process = Program::new("store", kind.program()?)
-        .argument("--name=store")
-        .argument(format!("--data-dir={}", data.display()))
-        .argument(format!("--listen-client-urls={}", store_url()))
-        .argument(format!("--advertise-client-urls={}", store_url()))
+    let peer = |index| {
+        let mut address = store_address(index);
+        address.set_port(address.port() + 1);
+        format!("http://{address}")
+    };
+    let all = (0..members).map(|index| format!("{}={}", store_name(index), peer(index)));
+    let all: Vec<String> = all.collect();
+    let (name, client, peer) = (
+        store_name(index),
+        format!("http://{}", store_address(index)),
+        peer(index),
+    );
+    Program::new(&name, kind.program()?)
+        .argument(format!("--name={name}"))
+        .argument(format!("--data-dir={}", state.join(&name).display()))
+        .argument(format!("--listen-client-urls={client}"))
+        .argument(format!("--advertise-client-urls={client}"))
         .argument(format!("--listen-peer-urls={peer}"))
         .argument(format!("--initial-advertise-peer-urls={peer}"))
-        .argument(format!("--initial-cluster=store={peer}"))
+        .argument(format!("--initial-cluster={}", all.join(",")))
         .inside(namespace)
-        .start(state)?;
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, STORE_PORT));
-    wait_for_blocking("the store answers /health", Duration::from_mins(1), || {
+        .start(state)
+}
+
+/// Waits until the member of this place serves.
+pub fn wait_store_member(
+    process: &Process,
+    namespace: &NetworkNamespace,
+    index: u16,
+) -> Result<()> {
+    let address = store_address(index);
+    let what = format!("{} answers /health", process.name());
+    wait_for_blocking(&what, Duration::from_mins(1), || {
         process.check()?;
         let answer = namespace.inside(|| http_get(address, "/health"))??;
         Ok(answer.contains("\"true\"").then_some(()))
-    })?;
-    Ok(process)
+    })
 }
 
 /// One GET without a client library: the answer's whole text.
@@ -195,25 +254,28 @@ impl ApiServer<'_> {
     }
 }
 
-/// Starts the controller manager and the scheduler.
+/// Makes a component's certificate and kubeconfig; gives the flag that names it.
+fn component(pki: &Pki, name: &str, server: &str) -> Result<String> {
+    pki.client(name, &format!("system:{name}"), &[])?;
+    let path = pki.file(&format!("{name}.kubeconfig"));
+    fs::write(&path, pki.kubeconfig(name, server)?)?;
+    Ok(format!("--kubeconfig={}", path.display()))
+}
+
+/// Starts the controller manager.
 pub fn start_controllers(
     pki: &Pki,
     state: &Path,
     namespace: &NetworkNamespace,
     server: &str,
-) -> Result<Vec<Process>> {
+    extra: &[&str],
+) -> Result<Process> {
     let file = |flag: &str, name: &str| format!("--{flag}={}", pki.file(name).display());
-    let client = |name: &str| -> Result<String> {
-        pki.client(name, &format!("system:{name}"), &[])?;
-        let path = pki.file(&format!("{name}.kubeconfig"));
-        fs::write(&path, pki.kubeconfig(name, server)?)?;
-        Ok(format!("--kubeconfig={}", path.display()))
-    };
-    let manager = Program::new(
+    Program::new(
         "kube-controller-manager",
         tools::path("kube-controller-manager")?,
     )
-    .argument(client("kube-controller-manager")?)
+    .argument(component(pki, "kube-controller-manager", server)?)
     .argument(file("root-ca-file", "ca.crt"))
     .argument(file("service-account-private-key-file", "sa.key"))
     .argument(file("cluster-signing-cert-file", "ca.crt"))
@@ -226,14 +288,23 @@ pub fn start_controllers(
         "--bind-address=127.0.0.1",
         "--leader-elect=false",
     ])
+    .arguments(extra.iter().copied())
     .inside(namespace)
-    .start(state)?;
-    let scheduler = Program::new("kube-scheduler", tools::path("kube-scheduler")?)
-        .argument(client("kube-scheduler")?)
+    .start(state)
+}
+
+/// Starts the scheduler.
+pub fn start_scheduler(
+    pki: &Pki,
+    state: &Path,
+    namespace: &NetworkNamespace,
+    server: &str,
+) -> Result<Process> {
+    Program::new("kube-scheduler", tools::path("kube-scheduler")?)
+        .argument(component(pki, "kube-scheduler", server)?)
         .arguments(["--bind-address=127.0.0.1", "--leader-elect=false"])
         .inside(namespace)
-        .start(state)?;
-    Ok(vec![manager, scheduler])
+        .start(state)
 }
 
 /// Runs etcdctl against the store under the control plane, and returns what it prints.

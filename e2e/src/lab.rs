@@ -137,6 +137,7 @@ impl Lab {
             name: format!("m{number}"),
             client: format!("{CLIENTS}.{number}:{CLIENT_PORT}"),
             peer: format!("{PEERS}.{number}:{PEER_PORT}"),
+            peer_host: None,
             namespace: Some(namespace.clone()),
             initial_cluster: None,
             joins: false,

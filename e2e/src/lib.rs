@@ -39,6 +39,7 @@ pub mod planted;
 pub mod process;
 pub mod progress;
 pub mod provisioner;
+pub mod slow_reader;
 pub mod store_server;
 pub mod storm;
 pub mod suites;

@@ -37,6 +37,8 @@ pub struct Setup {
     pub lab: Option<Arc<Lab>>,
     /// Their data lies on a disk that can be made to fail.
     pub lossy: bool,
+    /// Their peer URLs have names, which these know once they are told. Needs root.
+    pub hosts: Option<Arc<Hosts>>,
     /// Their wall clocks can be set. Needs libfaketime, and a program that is linked dynamically.
     pub clocks: bool,
 }
@@ -48,8 +50,47 @@ impl Setup {
             flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
             lab: None,
             lossy: false,
+            hosts: None,
             clocks: false,
         }
+    }
+}
+
+/// Names of members, as a file that lies over the machine's own for them alone.
+#[derive(Debug)]
+pub struct Hosts {
+    folder: tempfile::TempDir,
+}
+
+impl Hosts {
+    const ALWAYS: &str = "127.0.0.1 localhost\n";
+
+    /// No name is known yet.
+    pub fn new() -> Result<Self> {
+        let hosts = Self {
+            folder: tempfile::tempdir()?,
+        };
+        std::fs::write(hosts.file(), Self::ALWAYS)?;
+        Ok(hosts)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("hosts")
+    }
+
+    /// The name of the member of this number.
+    pub fn name(number: u8) -> String {
+        format!("m{number}.members.invalid")
+    }
+
+    /// From now on the names of these members lead to loopback.
+    pub fn tell(&self, numbers: &[u8]) -> Result<()> {
+        let mut text = Self::ALWAYS.to_owned();
+        for number in numbers {
+            text.push_str(&format!("127.0.0.1 {}\n", Self::name(*number)));
+        }
+        // In place: what lies over the machine's file is this very one.
+        std::fs::write(self.file(), text).context("the hosts file")
     }
 }
 
@@ -147,10 +188,13 @@ impl Members {
     /// One more place; its index.
     fn add_place(&mut self) -> Result<usize> {
         let number = u8::try_from(self.all.len() + 1).context("few members")?;
-        let place = match &self.setup.lab {
+        let mut place = match &self.setup.lab {
             Some(lab) => lab.place(number)?,
             None => Place::on_loopback(&format!("m{number}"))?,
         };
+        if self.setup.hosts.is_some() {
+            place.peer_host = Some(Hosts::name(number));
+        }
         let flags: Vec<&str> = self.setup.flags.iter().map(String::as_str).collect();
         let mut member = Member {
             server: StoreServer::prepare_at(&self.setup.program, &flags, place)?,
@@ -161,6 +205,11 @@ impl Members {
         };
         if self.setup.lossy {
             member.make_disk()?;
+        }
+        if let Some(hosts) = &self.setup.hosts {
+            member.server.set_overlay(hosts.file(), "/etc/hosts");
+            // A machine without an answer to its name servers' questions would wait long for each.
+            (member.server).set_environment("RES_OPTIONS", "timeout:1 attempts:1");
         }
         if self.setup.clocks {
             let clock = member.server.folder().join("clock");

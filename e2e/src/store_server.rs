@@ -83,6 +83,8 @@ pub struct Place {
     /// `host:port` for clients and for peers.
     pub client: String,
     pub peer: String,
+    /// The name by which peers know the host, instead of its address.
+    pub peer_host: Option<String>,
     /// Where its sockets are; none is where the test runs.
     pub namespace: Option<NetworkNamespace>,
     /// `name=url,...`; the member alone when there is none.
@@ -98,14 +100,20 @@ impl Place {
             name: name.to_owned(),
             client: format!("127.0.0.1:{}", free_port()?),
             peer: format!("127.0.0.1:{}", free_port()?),
+            peer_host: None,
             namespace: None,
             initial_cluster: None,
             joins: false,
         })
     }
 
+    /// As the others know it.
     pub fn peer_url(&self) -> String {
-        format!("http://{}", self.peer)
+        let port = self.peer.rsplit_once(':').map_or("", |(_, port)| port);
+        match &self.peer_host {
+            Some(host) => format!("http://{host}:{port}"),
+            None => format!("http://{}", self.peer),
+        }
     }
 
     /// As `--initial-cluster` names it.
@@ -119,6 +127,8 @@ pub struct StoreServer {
     program: Program,
     flags: Vec<String>,
     environment: Vec<(String, String)>,
+    /// Files that lie over others of the machine, for this process alone.
+    overlays: Vec<(PathBuf, &'static str)>,
     folder: TempDir,
     data_dir: PathBuf,
     place: Place,
@@ -147,6 +157,7 @@ impl StoreServer {
             program: program.clone(),
             flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
             environment: Vec::new(),
+            overlays: Vec::new(),
             data_dir: folder.path().join("data"),
             folder,
             place,
@@ -178,6 +189,11 @@ impl StoreServer {
         self.environment.push((name.to_owned(), value.to_owned()));
     }
 
+    /// From the next start on the process finds `file` where the machine has `over`. Needs root.
+    pub fn set_overlay(&mut self, file: PathBuf, over: &'static str) {
+        self.overlays.push((file, over));
+    }
+
     /// Other flags from the next start on.
     pub fn set_flags(&mut self, flags: &[&str]) {
         self.flags = flags.iter().map(|&flag| flag.to_owned()).collect();
@@ -199,17 +215,17 @@ impl StoreServer {
             .append(true)
             .open(self.log_path())?;
         let client = format!("http://{}", self.endpoint());
-        let peer = self.peer_url();
+        let (listen, peer) = (format!("http://{}", self.place.peer), self.peer_url());
         let state = if self.place.joins { "existing" } else { "new" };
         let initial = &self.place.initial_cluster;
         let initial = initial.clone().unwrap_or_else(|| self.place.initial());
-        let mut command = Command::new(&self.program.path);
+        let mut command = self.command();
         command
             .arg(format!("--name={}", self.place.name))
             .arg(format!("--data-dir={}", self.data_dir().display()))
             .arg(format!("--listen-client-urls={client}"))
             .arg(format!("--advertise-client-urls={client}"))
-            .arg(format!("--listen-peer-urls={peer}"))
+            .arg(format!("--listen-peer-urls={listen}"))
             .arg(format!("--initial-advertise-peer-urls={peer}"))
             .arg(format!("--initial-cluster={initial}"))
             .arg(format!("--initial-cluster-state={state}"))
@@ -225,6 +241,24 @@ impl StoreServer {
         let child = child.with_context(|| format!("start {}", self.program.path.display()))?;
         self.child = Some(child);
         Ok(())
+    }
+
+    /// The program; with overlays in a mount namespace of its own, as the same process.
+    fn command(&self) -> Command {
+        if self.overlays.is_empty() {
+            return Command::new(&self.program.path);
+        }
+        let mut script = String::new();
+        for (file, over) in &self.overlays {
+            script.push_str(&format!("mount --bind '{}' {over} && ", file.display()));
+        }
+        script.push_str("exec \"$@\"");
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "--propagation=private", "sh", "-c"])
+            .args([&script, "sh"])
+            .arg(&self.program.path);
+        command
     }
 
     /// Waits for the first linearizable read that is answered.
@@ -368,11 +402,7 @@ impl StoreServer {
     }
 
     fn connect_endpoint(&self) -> Result<Endpoint> {
-        Ok(
-            Endpoint::from_shared(format!("http://{}", self.endpoint()))?
-                .connect_timeout(Duration::from_secs(5))
-                .tcp_nodelay(true),
-        )
+        connect_endpoint(&self.endpoint())
     }
 
     /// A connection that dials when first used and again after a loss.
@@ -382,16 +412,14 @@ impl StoreServer {
 
     /// The services of the store over one connection.
     pub fn client(&self) -> Result<Client> {
-        let channel = self.channel()?;
-        Ok(Client {
-            kv: KvClient::new(channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
-            lease: LeaseClient::new(channel.clone()),
-            watch: WatchClient::new(channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
-            maintenance: MaintenanceClient::new(channel.clone()),
-            cluster: ClusterClient::new(channel.clone()),
-            channel,
-        })
+        Client::at(&self.endpoint())
     }
+}
+
+fn connect_endpoint(endpoint: &str) -> Result<Endpoint> {
+    Ok(Endpoint::from_shared(format!("http://{endpoint}"))?
+        .connect_timeout(Duration::from_secs(5))
+        .tcp_nodelay(true))
 }
 
 impl Drop for StoreServer {
@@ -414,6 +442,21 @@ pub struct Client {
     pub channel: Channel,
 }
 
+impl Client {
+    /// Of the store at `host:port`, over one connection that dials when first used and again after a loss.
+    pub fn at(endpoint: &str) -> Result<Self> {
+        let channel = connect_endpoint(endpoint)?.connect_lazy();
+        Ok(Self {
+            kv: KvClient::new(channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
+            lease: LeaseClient::new(channel.clone()),
+            watch: WatchClient::new(channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
+            maintenance: MaintenanceClient::new(channel.clone()),
+            cluster: ClusterClient::new(channel.clone()),
+            channel,
+        })
+    }
+}
+
 /// What a command line tool answered.
 #[derive(Clone, Debug)]
 pub struct Answer {
@@ -434,12 +477,22 @@ impl Answer {
 
 /// Runs etcdctl on a server, with `input` on its standard input.
 pub fn etcdctl(server: &StoreServer, arguments: &[&str], input: &str) -> Result<Answer> {
+    etcdctl_at(&server.endpoint(), server.folder(), arguments, input)
+}
+
+/// Runs etcdctl on whoever serves at this endpoint, in this folder.
+pub fn etcdctl_at(
+    endpoint: &str,
+    folder: &Path,
+    arguments: &[&str],
+    input: &str,
+) -> Result<Answer> {
     use std::io::Write as _;
     let mut child = Command::new(tools::path("etcdctl")?)
         .env_clear()
-        .arg(format!("--endpoints={}", server.endpoint()))
+        .arg(format!("--endpoints={endpoint}"))
         .args(arguments)
-        .current_dir(server.folder())
+        .current_dir(folder)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -101,6 +101,8 @@ const fn full_only(suite: Suite) -> Suite {
 const SUITES: &[Suite] = &[
     test("wire_etcdctl", Group::Wire, 180),
     test("wire_metrics", Group::Wire, 120),
+    test("wire_names", Group::Wire, 180),
+    test("wire_tls", Group::Wire, 180),
     test("wire_snapshot", Group::Wire, 420),
     test("cases", Group::Wire, 240),
     test("cases_cluster", Group::Wire, 240),
@@ -111,6 +113,12 @@ const SUITES: &[Suite] = &[
         300,
         &["nemesis", "--minutes", "1"],
     ),
+    full_only(own(
+        "nemesis_lease_reads",
+        Group::Wire,
+        900,
+        &["nemesis", "--minutes", "5", "--flag=--leader-lease-reads"],
+    )),
     full_only(own(
         "nemesis",
         Group::Wire,
@@ -143,6 +151,7 @@ const SUITES: &[Suite] = &[
     // Standing a cluster up takes half a minute when the machine is idle, and three when it is not.
     test("kube_objects", Group::Kube, 300),
     test("kube_compaction", Group::Kube, 400),
+    full_only(test("kube_leader_kill", Group::Kube, 400)),
     test("kube_pods", Group::Kube, 400),
     test("operator_storecluster", Group::Kube, 1_000),
     own("etcd-common", Group::Peers, 900, &["peers", "etcd-common"]),
@@ -335,7 +344,7 @@ fn run_one(suite: &Suite, root: &Path, tree: &str) -> Result<Outcome> {
 /// A suite that was killed could not take its cluster down, and the next would share the machine
 /// with it.
 fn remove_clusters() {
-    for name in ["objects", "compaction", "pods", "operator"] {
+    for name in ["objects", "compaction", "members", "pods", "operator"] {
         if let Err(error) = Cluster::down_by_name(name) {
             say(&format!("taking {name} down: {error:#}"));
         }

@@ -34,6 +34,7 @@ pub async fn up(options: UpOptions) -> Result<()> {
         let cluster = Options {
             name: options.name,
             store: options.store,
+            store_members: 1,
             node: true,
             api_servers: 1,
             api_flags: Vec::new(),

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use ballast_api::etcdserverpb as pb;
+use ballast_e2e::slow_reader::SlowReader;
 use ballast_e2e::store_server::{Client, Program, StoreServer};
 use ballast_e2e::up::say;
 use ballast_e2e::wait;
@@ -273,27 +274,11 @@ async fn slow_reader() -> Result<()> {
     };
     client.kv.clone().compact(compaction).await?;
 
-    let mut seen: BTreeMap<i64, i64> = (0..WATCHERS as i64).map(|id| (id, 1)).collect();
-    let (mut canceled, mut events) = (0, 0);
-    while !seen.is_empty() {
-        let told = slow.next().await?;
-        let last = seen.get_mut(&told.watch_id).context("a watcher of ours")?;
-        if told.canceled {
-            ensure!(told.compact_revision > *last, "{told:?} after {last}");
-            canceled += 1;
-            seen.remove(&told.watch_id);
-            continue;
-        }
-        for event in told.events {
-            let revision = event.kv.context("an event has a record")?.mod_revision;
-            ensure!(revision == *last + 1, "{revision} after {last}: a gap");
-            *last = revision;
-            events += 1;
-        }
-        if *last == head {
-            seen.remove(&told.watch_id);
-        }
+    let mut judge = SlowReader::new(WATCHERS, head);
+    while !judge.is_done() {
+        judge.told(slow.next().await?)?;
     }
+    let (canceled, events) = (judge.canceled, judge.events);
     ensure!(canceled > 0, "the client was too quick for this test");
     // Whoever was told begins again where there is history.
     slow.create(compacted)?;

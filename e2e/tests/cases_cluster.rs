@@ -11,6 +11,7 @@ use ballast_e2e::lab::{Lab, Links};
 use ballast_e2e::members::{Members, Setup};
 use ballast_e2e::nemesis::traffic::keep_alive;
 use ballast_e2e::packages;
+use ballast_e2e::slow_reader::SlowReader;
 use ballast_e2e::store_server::{Client, Program};
 use ballast_e2e::up::say;
 use ballast_e2e::wait::{self, wait_for};
@@ -144,29 +145,13 @@ async fn p08_a_slow_reader_on_a_follower_is_never_skipped() -> Result<()> {
     };
     // Over another connection: nobody reads the first one's.
     members.client(follower)?.kv.compact(compaction).await?;
-    let mut seen: BTreeMap<i64, i64> = (0..WATCHERS as i64).map(|id| (id, 1)).collect();
-    let (mut canceled, mut whole) = (0, 0);
-    while !seen.is_empty() {
-        let told = slow.next().await?;
-        let last = seen.get_mut(&told.watch_id).context("a watcher of ours")?;
-        if told.canceled {
-            ensure!(told.compact_revision > *last, "{told:?} after {last}");
-            canceled += 1;
-            seen.remove(&told.watch_id);
-            continue;
-        }
-        for event in told.events {
-            let revision = event.kv.context("an event has a record")?.mod_revision;
-            ensure!(revision == *last + 1, "{revision} after {last}: a gap");
-            *last = revision;
-        }
-        if *last == head {
-            whole += 1;
-            seen.remove(&told.watch_id);
-        }
+    let mut judge = SlowReader::new(WATCHERS, head);
+    while !judge.is_done() {
+        judge.told(slow.next().await?)?;
     }
     say(&format!(
-        "p08: {canceled} told of the compaction, {whole} told everything"
+        "p08: {} told of the compaction, {} told everything",
+        judge.canceled, judge.whole
     ));
     Ok(())
 }

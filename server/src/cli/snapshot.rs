@@ -11,6 +11,7 @@ use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ballast_api::etcdserverpb::SnapshotRequest;
@@ -21,13 +22,19 @@ use ballast_storage::bolt::{self, BoltFile, SnapshotStatus, Trailer};
 use ballast_storage::check::Problems;
 use ballast_storage::mvcc::{RestoreOptions, RestoreReport, restore};
 use clap::{Parser, Subcommand, ValueEnum};
+use hyper_util::rt::TokioIo;
 use tonic::transport::Endpoint;
+use tower::service_fn;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::cluster;
+use crate::config::tls::TlsOptions;
+use crate::config::urls::Url;
 use crate::config::{Asked, Config, Stop, Values};
 use crate::data_dir;
 use crate::logging::{self, LogFormat, Outputs};
+use crate::peer::channel;
+use crate::tls::{Tls, TlsError};
 
 /// cobrautl.ExitBadArgs.
 const EXIT_BAD_ARGS: u8 = 128;
@@ -64,6 +71,15 @@ struct Save {
     /// The member to ask: a snapshot is of one.
     #[arg(long, default_value = "127.0.0.1:2379")]
     endpoints: String,
+    /// Authorities of which one has signed the member's certificate, in PEM; the system's when not given.
+    #[arg(long)]
+    cacert: Option<PathBuf>,
+    /// A certificate to show to the member, in PEM.
+    #[arg(long, requires = "key")]
+    cert: Option<PathBuf>,
+    /// Its key.
+    #[arg(long, requires = "cert")]
+    key: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -143,8 +159,8 @@ enum Failure {
     },
     #[error("snapshot must be requested to one selected node, not multiple [{0}]")]
     SeveralEndpoints(String),
-    #[error("{0}: this release has no TLS; use an http endpoint")]
-    NoTls(String),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     #[error("snapshot of {endpoint}: {why}")]
     Remote { endpoint: String, why: String },
     #[error("sha256 checksum not found [bytes: {0}]")]
@@ -209,11 +225,8 @@ fn run_save(args: &Save) -> Result<String, Failure> {
         let endpoints = args.endpoints.replace(',', " ");
         return Err(Failure::SeveralEndpoints(endpoints));
     }
-    let endpoint = match args.endpoints.split_once("://") {
-        None => format!("http://{}", args.endpoints),
-        Some(("http", _)) => args.endpoints.clone(),
-        Some(_) => return Err(Failure::NoTls(args.endpoints.clone())),
-    };
+    let member = args.member()?;
+    let tls = args.tls(&member)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -222,7 +235,7 @@ fn run_save(args: &Save) -> Result<String, Failure> {
     part.push(".part");
     let part = PathBuf::from(part);
     let saved = runtime
-        .block_on(fetch(&endpoint, &part))
+        .block_on(fetch(&member, tls, &part))
         .and_then(|version| {
             // Read back: what counts is what the file holds.
             check_hash(&part, false).map_err(|error| match error {
@@ -247,16 +260,45 @@ fn run_save(args: &Save) -> Result<String, Failure> {
     Ok(text)
 }
 
+impl Save {
+    /// As etcdctl reads an endpoint: without a scheme it is asked over TLS when there is a file for that.
+    fn member(&self) -> Result<Url, Failure> {
+        let endpoint = self.endpoints.trim_end_matches('/');
+        let secure = self.cacert.is_some() || self.cert.is_some();
+        let url = match (endpoint.contains("://"), secure) {
+            (true, _) => endpoint.to_owned(),
+            (false, true) => format!("https://{endpoint}"),
+            (false, false) => format!("http://{endpoint}"),
+        };
+        Url::parse(&url).map_err(Failure::BadArgs)
+    }
+
+    /// None when the member is asked in plain text, whatever files are named.
+    fn tls(&self, member: &Url) -> Result<Option<Arc<Tls>>, Failure> {
+        if !member.is_secure() {
+            return Ok(None);
+        }
+        let (cacert, cert, key) = (self.cacert.clone(), self.cert.clone(), self.key.clone());
+        let options = TlsOptions::of_tool(cacert, cert, key).map_err(Failure::BadArgs)?;
+        Ok(Some(Tls::load(options, Path::new(""), &[])?))
+    }
+}
+
 /// Writes and syncs what the member sends; gives the storage version it names.
-async fn fetch(endpoint: &str, part: &Path) -> Result<String, Failure> {
+async fn fetch(member: &Url, tls: Option<Arc<Tls>>, part: &Path) -> Result<String, Failure> {
     let remote = |why: String| Failure::Remote {
-        endpoint: endpoint.to_owned(),
+        endpoint: member.to_string(),
         why,
     };
-    let channel = Endpoint::from_shared(endpoint.to_owned())
-        .map_err(|error| remote(error.to_string()))?
+    let url = member.clone();
+    let connector = service_fn(move |_| {
+        let (url, tls) = (url.clone(), tls.clone());
+        async move { channel::connect(&url, tls.as_ref()).await.map(TokioIo::new) }
+    });
+    // The connector knows where.
+    let channel = Endpoint::from_static("http://member")
         .connect_timeout(CONNECT_TIMEOUT)
-        .connect()
+        .connect_with_connector(connector)
         .await
         .map_err(|error| remote(chain(&error)))?;
     let mut client = MaintenanceClient::new(channel).max_decoding_message_size(usize::MAX);

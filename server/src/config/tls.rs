@@ -16,6 +16,8 @@ use crate::tls::suites::{self, Versions};
 pub enum Side {
     Client,
     Peer,
+    /// A tool that asks a member, with etcdctl's flags.
+    Tool,
 }
 
 impl Side {
@@ -24,6 +26,12 @@ impl Side {
         match self {
             Side::Client => format!("--{name}"),
             Side::Peer => format!("--peer-{name}"),
+            Side::Tool => match name {
+                "client-cert-file" => "--cert".to_owned(),
+                "client-key-file" => "--key".to_owned(),
+                "trusted-ca-file" => "--cacert".to_owned(),
+                other => format!("--{other}"),
+            },
         }
     }
 
@@ -32,6 +40,7 @@ impl Side {
         match self {
             Side::Client => "client",
             Side::Peer => "peer",
+            Side::Tool => "tool",
         }
     }
 }
@@ -61,6 +70,29 @@ impl TlsOptions {
     /// True when this side can be served over TLS.
     pub fn can_serve(&self) -> bool {
         self.auto || self.cert_file.is_some()
+    }
+
+    /// Of a tool: authorities, and a certificate to show with its key. The system's authorities when there are none.
+    pub fn of_tool(
+        cacert: Option<PathBuf>,
+        cert: Option<PathBuf>,
+        key: Option<PathBuf>,
+    ) -> Result<Self, String> {
+        Ok(Self {
+            side: Side::Tool,
+            cert_file: None,
+            key_file: None,
+            client_cert_file: cert,
+            client_key_file: key,
+            trusted_ca_file: cacert,
+            client_cert_auth: false,
+            allowed_cns: Vec::new(),
+            allowed_hostnames: Vec::new(),
+            skip_client_san_verification: true,
+            auto: false,
+            auto_validity_years: 0,
+            versions: suites::versions("", "", "", &mut Vec::new())?,
+        })
     }
 
     fn from_values(side: Side, values: &Values, versions: Versions) -> Result<Self, String> {
@@ -102,7 +134,7 @@ impl TlsOptions {
         )?;
         let (allowed_cns, allowed_hostnames) = match side {
             // etcd has no such flag for common names of clients.
-            Side::Client => (Vec::new(), list("client-cert-allowed-hostname")),
+            Side::Client | Side::Tool => (Vec::new(), list("client-cert-allowed-hostname")),
             Side::Peer => (list("cert-allowed-cn"), list("cert-allowed-hostname")),
         };
         if !allowed_cns.is_empty() && !allowed_hostnames.is_empty() {

@@ -51,16 +51,21 @@ async fn connect_any(urls: &[Url], tls: Option<&Arc<Tls>>) -> io::Result<Stream>
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect(url, tls)).await;
         last = match connected {
             Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(error)) => {
-                io::Error::new(error.kind(), format!("{url}: {}", tls::words(&error)))
-            }
+            Ok(Err(error)) => error,
             Err(_) => io::Error::new(io::ErrorKind::TimedOut, format!("{url}: timed out")),
         };
     }
     Err(last)
 }
 
-async fn connect(url: &Url, tls: Option<&Arc<Tls>>) -> io::Result<Stream> {
+/// One attempt at one URL; an error says at which, in etcd's words where it has some.
+pub async fn connect(url: &Url, tls: Option<&Arc<Tls>>) -> io::Result<Stream> {
+    let connected = connect_once(url, tls).await;
+    connected
+        .map_err(|error| io::Error::new(error.kind(), format!("{url}: {}", tls::words(&error))))
+}
+
+async fn connect_once(url: &Url, tls: Option<&Arc<Tls>>) -> io::Result<Stream> {
     let socket = match url.scheme {
         Scheme::Http | Scheme::Https => {
             let stream = TcpStream::connect(url.address.as_str()).await?;

@@ -138,7 +138,7 @@ fn told(side: Side, remote: Option<SocketAddr>, server_name: &str, error: &io::E
         return;
     }
     match side {
-        Side::Client => tracing::warn!(
+        Side::Client | Side::Tool => tracing::warn!(
             "remote-addr" = %remote, "server-name" = server_name, error = %error_text,
             "rejected connection on client endpoint"
         ),
