@@ -221,7 +221,7 @@ async fn a_member_that_was_restarted_votes_for_nobody_at_once() {
     };
     let member = &cluster.members[restarted];
     let reply = eventually("an answer", || async {
-        let asked = introduced(asked.clone(), from, &header);
+        let asked = introduced(asked, from, &header);
         member.peer().pre_vote(asked).await.ok()
     })
     .await;
