@@ -12,6 +12,7 @@ use sha1::{Digest, Sha1};
 use tokio::sync::watch;
 
 use crate::config::urls::Url;
+use crate::metrics;
 use crate::version::Version;
 
 /// The members and the cluster version.
@@ -55,9 +56,12 @@ impl Cluster {
         *self.state.write() = State {
             members: by_id(members),
             removed: removed.into_iter().collect(),
-            version,
+            version: None,
             downgrade,
         };
+        if let Some(version) = version {
+            self.set_version(&version);
+        }
         self.changed.send_replace(());
     }
 
@@ -119,9 +123,10 @@ impl Cluster {
     }
 
     /// What the data may be read by: the format on disk is that of all versions a cluster can have (docs/format.md), so it follows the cluster's.
+    /// Empty until that is decided, as etcd's.
     pub fn storage_version(&self) -> String {
-        let version = self.version_parsed().unwrap_or_else(Version::own);
-        version.to_string()
+        self.version_parsed()
+            .map_or_else(String::new, |version| version.to_string())
     }
 
     /// Where a downgrade under way leads.
@@ -134,7 +139,11 @@ impl Cluster {
     }
 
     pub fn set_version(&self, version: &str) {
+        let before = self.version_parsed().map(Version::short);
         self.state.write().version = Some(version.to_owned());
+        if let Some(now) = Version::parse(version) {
+            metrics::cluster_version(before.as_deref(), &now.short());
+        }
     }
 
     /// Gives the changed member, None when it is not known.

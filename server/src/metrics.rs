@@ -139,6 +139,13 @@ static DEFRAGS: LazyLock<IntCounterVec> = LazyLock::new(|| {
     add(counters.clone());
     counters
 });
+static CLUSTER_VERSIONS: LazyLock<GaugeVec> = LazyLock::new(|| {
+    gauges_of(
+        "etcd_cluster_version",
+        "Which version is running. 1 for 'cluster_version' label with current cluster version.",
+        &["cluster_version"],
+    )
+});
 static HEALTH_CHECK: LazyLock<GaugeVec> = LazyLock::new(|| {
     gauges_of(
         "etcd_server_healthcheck",
@@ -297,6 +304,14 @@ impl State {
     }
 }
 
+/// The cluster's version, without the patch, is `now` and no longer `before`.
+pub fn cluster_version(before: Option<&str>, now: &str) {
+    if let Some(before) = before {
+        CLUSTER_VERSIONS.with_label_values(&[before]).set(0.0);
+    }
+    CLUSTER_VERSIONS.with_label_values(&[now]).set(1.0);
+}
+
 /// Registers everything, so that a scrape shows counters that are still zero, and sets what never changes.
 pub fn start(member_id: u64, config: &Config) {
     touch_counters();
@@ -320,11 +335,7 @@ pub fn start(member_id: u64, config: &Config) {
         "Which version is running. 1 for 'server_version' label with current version.",
         &[("server_version", API_VERSION)],
     );
-    constant(
-        "etcd_cluster_version",
-        "Which version is running. 1 for 'cluster_version' label with current cluster version.",
-        &[("cluster_version", "3.7")],
-    );
+    LazyLock::force(&CLUSTER_VERSIONS);
     constant(
         "etcd_network_known_peers",
         "The current number of known peers.",

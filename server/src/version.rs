@@ -107,6 +107,8 @@ fn decide(
 /// On the leader, until `stop`: raises the cluster's version, and ends downgrades that are done. `check_downgrades` of 0 never ends one.
 pub async fn run(context: Arc<Context>, check_downgrades: Duration, stop: CancellationToken) {
     let mut since_check = Duration::ZERO;
+    let mut changes = context.raft.changes();
+    let mut led = false;
     loop {
         let settled = context.cluster.version_parsed() == Some(Version::own());
         let pause = if settled { INTERVAL } else { INTERVAL_SHORT };
@@ -114,12 +116,22 @@ pub async fn run(context: Arc<Context>, check_downgrades: Duration, stop: Cancel
             Duration::ZERO => pause,
             every => pause.min(every),
         };
+        // A new leader does not wait, so that a cluster has a version about as soon as it serves.
+        let elected = async {
+            while led || !context.raft.is_leader() {
+                if changes.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+                led &= context.raft.is_leader();
+            }
+        };
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep(pause) => since_check += pause,
+            () = elected => {}
         }
-        since_check += pause;
-        if !context.raft.is_leader() {
+        led = context.raft.is_leader();
+        if !led {
             continue;
         }
         let versions = ask_all(&context).await;

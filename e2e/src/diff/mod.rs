@@ -17,7 +17,7 @@ pub mod watch;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use ballast_api::etcdserverpb as pb;
+use ballast_api::{CLUSTER_VERSION, etcdserverpb as pb};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use tokio::time::timeout;
@@ -351,7 +351,7 @@ fn cut(text: &str) -> String {
     }
 }
 
-/// A new etcd reports an old storage version until it has written the present one.
+/// A new etcd reports an old storage version until it has written the present one, and a new Ballast none.
 async fn settle(client: &Client) -> Result<()> {
     wait_for("the storage version", SETTLE_DEADLINE, || async {
         let status = client
@@ -360,7 +360,7 @@ async fn settle(client: &Client) -> Result<()> {
             .status(pb::StatusRequest {})
             .await?
             .into_inner();
-        Ok((!status.storage_version.starts_with("3.5.")).then_some(()))
+        Ok((status.storage_version == CLUSTER_VERSION).then_some(()))
     })
     .await
 }

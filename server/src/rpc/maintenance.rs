@@ -149,8 +149,11 @@ impl Maintenance for MaintenanceService {
         _request: Request<pb::SnapshotRequest>,
     ) -> Result<Response<Self::SnapshotStream>, Status> {
         let store = Arc::clone(&self.0.store);
+        let version = self.0.cluster.storage_version();
         let turn = self.0.whole_reads.begin().await?;
-        Ok(Response::new(Box::pin(snapshot::stream(store, turn))))
+        Ok(Response::new(Box::pin(snapshot::stream(
+            store, version, turn,
+        ))))
     }
 
     async fn move_leader(

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ballast_api::error::Error;
-use ballast_api::{CLUSTER_VERSION, etcdserverpb as pb};
+use ballast_api::etcdserverpb as pb;
 use ballast_storage::StorageError;
 use ballast_storage::mvcc::Store;
 use futures::{Stream, StreamExt};
@@ -27,16 +27,18 @@ const STALL_MAX: Duration = Duration::from_secs(60);
 
 type Piece = Result<pb::SnapshotResponse, Status>;
 
-/// Keeps `turn` until the last piece is made. Must be called within a runtime.
+/// Keeps `turn` until the last piece is made; each piece says the storage `version`. Must be called within a runtime.
 pub(super) fn stream(
     store: Arc<Store>,
+    version: String,
     turn: OwnedSemaphorePermit,
 ) -> impl Stream<Item = Piece> + Send + use<> {
-    stream_with_patience(store, turn, STALL_MAX)
+    stream_with_patience(store, version, turn, STALL_MAX)
 }
 
 fn stream_with_patience(
     store: Arc<Store>,
+    version: String,
     turn: OwnedSemaphorePermit,
     stall_max: Duration,
 ) -> impl Stream<Item = Piece> + Send + use<> {
@@ -53,7 +55,7 @@ fn stream_with_patience(
             Err(_) => Err(Unsent::Stalled),
         };
         // Nobody hears it when the client is gone.
-        let _ = ended.send(send_snapshot(&store, stall_max, send));
+        let _ = ended.send(send_snapshot(&store, &version, stall_max, send));
     });
     whole(stream, end)
 }
@@ -84,6 +86,7 @@ enum Unsent {
 /// that does not read.
 fn send_snapshot(
     store: &Store,
+    version: &str,
     stall_max: Duration,
     send: impl Fn(pb::SnapshotResponse) -> Result<(), Unsent>,
 ) -> Result<(), Status> {
@@ -107,7 +110,7 @@ fn send_snapshot(
             header: None,
             remaining_bytes: total.saturating_sub(sent),
             blob,
-            version: CLUSTER_VERSION.to_owned(),
+            version: version.to_owned(),
         };
         match send(piece) {
             Ok(()) => {}
@@ -142,6 +145,7 @@ mod tests {
     use ballast_storage::mvcc::StoreOptions;
 
     const VALUES: u64 = 16;
+    const VERSION: &str = "3.7.0";
 
     fn store(dir: &tempfile::TempDir) -> Arc<Store> {
         let store = Store::open(StoreOptions {
@@ -194,6 +198,7 @@ mod tests {
         let store = store(&dir);
         let mut stream = Box::pin(stream_with_patience(
             Arc::clone(&store),
+            VERSION.to_owned(),
             turn(),
             Duration::from_millis(50),
         ));
@@ -222,7 +227,9 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_snapshot_that_is_read_ends_with_nothing_remaining() {
         let dir = tempfile::tempdir().unwrap();
-        let pieces: Vec<Piece> = stream(store(&dir), turn()).collect().await;
+        let pieces: Vec<Piece> = stream(store(&dir), VERSION.to_owned(), turn())
+            .collect()
+            .await;
         let last = pieces.last().unwrap().as_ref().unwrap();
         assert_eq!(last.remaining_bytes, 0);
     }

@@ -85,13 +85,17 @@ impl Member {
         }
     }
 
+    pub(crate) fn client_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.client_port)
+    }
+
     pub(crate) fn data_dir(&self) -> &Path {
         &self.dir
     }
 
     /// With a deadline on each request.
     pub(crate) fn channel(&self) -> Channel {
-        Endpoint::from_shared(format!("http://127.0.0.1:{}", self.client_port))
+        Endpoint::from_shared(self.client_url())
             .unwrap()
             .timeout(Duration::from_secs(10))
             .connect_lazy()
@@ -353,7 +357,7 @@ impl Cluster {
     pub(crate) fn run_with(&mut self, at: usize, state: &str, initial_cluster: &str) {
         let member = &mut self.members[at];
         assert!(member.child.is_none(), "{} runs already", member.name);
-        let client = format!("http://127.0.0.1:{}", member.client_port);
+        let client = member.client_url();
         let peer = member.peer_url();
         let mut child = Command::new(env!("CARGO_BIN_EXE_ballast"))
             .env_clear()

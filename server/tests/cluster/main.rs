@@ -7,6 +7,8 @@ mod authority;
 mod corrupt;
 mod failover;
 mod forced;
+#[path = "../common/get.rs"]
+mod get;
 mod harness;
 mod membership;
 #[path = "../common/ports.rs"]

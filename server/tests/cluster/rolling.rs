@@ -7,6 +7,7 @@ use pb::downgrade_request::DowngradeAction;
 use prost::Message as _;
 use tonic::{Code, Status};
 
+use crate::get::get;
 use crate::harness::{Cluster, Member, eventually, introduced};
 
 async fn ask(member: &Member, action: DowngradeAction, version: &str) -> Result<String, Status> {
@@ -31,6 +32,15 @@ async fn until_version(cluster: &Cluster, expected: &str) {
         })
         .await;
     }
+}
+
+/// The metric says that this, without the patch, is the cluster's version, and no other.
+async fn version_is_measured(member: &Member, expected: &str) {
+    let (_, metrics) = get(&format!("{}/metrics", member.client_url())).await;
+    let line = |line: &&str| line.starts_with("etcd_cluster_version{") && line.ends_with(" 1");
+    let told: Vec<&str> = metrics.lines().filter(line).collect();
+    let expected = format!("etcd_cluster_version{{cluster_version=\"{expected}\"}} 1");
+    assert_eq!(told, [expected]);
 }
 
 /// Another build takes a member's place, and the cluster serves.
@@ -62,6 +72,7 @@ async fn releases_are_changed_one_member_at_a_time() {
     assert_eq!(version(&cluster.members[0]).await, "3.6.0");
     change(&mut cluster, 2, None).await;
     until_version(&cluster, "3.7.0").await;
+    version_is_measured(&cluster.members[0], "3.7").await;
 
     // The older one does not come back by itself.
     cluster.stop(0).await;
@@ -134,6 +145,7 @@ async fn releases_are_changed_one_member_at_a_time() {
     })
     .await;
     until_version(&cluster, "3.6.0").await;
+    version_is_measured(&cluster.members[0], "3.6").await;
 }
 
 /// Somebody who knows better, and is believed: what it raised the cluster to, this release does not speak.
@@ -177,5 +189,5 @@ async fn a_member_stops_when_the_cluster_outgrows_it() {
     cluster.pretend(Some("3.8.0"));
     cluster.run(0, "new");
     cluster.ready().await;
-    assert_eq!(version(&cluster.members[0]).await, "3.8.0");
+    until_version(&cluster, "3.8.0").await;
 }

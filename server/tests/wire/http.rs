@@ -1,20 +1,11 @@
 //! The HTTP endpoints on the client port.
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
-
+use crate::get;
 use crate::harness::{Server, put};
 
 /// Status and body.
 pub(crate) async fn http_get(server: &Server, path: &str) -> (u16, String) {
-    let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
-    let uri = format!("{}{path}", server.url()).parse().unwrap();
-    let answer = client.get(uri).await.unwrap();
-    let status = answer.status().as_u16();
-    let body = answer.into_body().collect().await.unwrap().to_bytes();
-    (status, String::from_utf8(body.to_vec()).unwrap())
+    get::get(&format!("{}{path}", server.url())).await
 }
 
 #[tokio::test]

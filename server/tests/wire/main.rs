@@ -12,6 +12,8 @@ mod compaction;
 mod connection;
 mod defrag;
 mod effects;
+#[path = "../common/get.rs"]
+mod get;
 mod harness;
 mod http;
 mod kv;
