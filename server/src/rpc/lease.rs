@@ -167,15 +167,22 @@ async fn keep_alive(context: &Context, id: i64) -> Result<pb::LeaseKeepAliveResp
     let _span = call::child(|| spans::lease_renew(id));
     // Before, so that its revision is not above that of a revocation that came first.
     let header = Some(context.headers.at(context.store.view().revision()));
-    let answer = ask_leader(
+    if context.raft.is_leader() {
+        match keep_alive_as_leader(context, id).await {
+            Err(status) if may_ask_again(&status) => {}
+            answer => return Ok(pb::LeaseKeepAliveResponse { header, ..answer? }),
+        }
+    }
+    let asked = ask_leader(
         context,
         || keep_alive_as_leader(context, id),
         |mut client| async move {
             let request = pb::LeaseKeepAliveRequest { id };
             Ok(client.lease_keep_alive(request).await?.into_inner())
         },
-    )
-    .await?;
+    );
+    // Large, and on the leader seldom needed.
+    let answer = Box::pin(asked).await?;
     Ok(pb::LeaseKeepAliveResponse { header, ..answer })
 }
 
