@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ballast_storage::mvcc::{DefragReport, Sizes, Store};
+use ballast_storage::mvcc::{DefragReport, Pace, Sizes, Store};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -55,6 +55,13 @@ impl Cause {
             Cause::Rule => "rule",
             Cause::Quota => "quota",
             Cause::Engine => "engine",
+        }
+    }
+
+    const fn pace(self) -> Pace {
+        match self {
+            Cause::Asked | Cause::Rule | Cause::Engine => Pace::Background,
+            Cause::Quota => Pace::Urgent,
         }
     }
 }
@@ -136,7 +143,7 @@ impl Defragmenter {
         );
         let outcome = self
             .store
-            .defragment()
+            .defragment(cause.pace())
             .map_err(|error| DefragError(error.to_string()));
         metrics::count_defrag(cause.name(), outcome.is_ok());
         let mut last = self.last.lock();

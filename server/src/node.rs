@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ballast_api::{API_VERSION, etcdserverpb as pb, leasepb, membershippb};
 use ballast_storage::StorageError;
-use ballast_storage::mvcc::{Store, StoreOptions};
+use ballast_storage::mvcc::{Pace, Store, StoreOptions};
 use ballast_storage::schema::{Table, meta};
 use prost::Message;
 use tokio_util::sync::CancellationToken;
@@ -52,7 +52,7 @@ const REMOVED_LINGER: Duration = Duration::from_secs(1);
 const PUBLISH_RETRY: Duration = Duration::from_millis(100);
 /// The engine's own page cache; current values have a cache of their own. Half of it is for pages not yet written: a batch of the committer's
 /// fits (its `BATCH_BYTES_MAX`).
-const ENGINE_CACHE_BYTES: u64 = 24 * 1024 * 1024;
+const ENGINE_CACHE_BYTES: u64 = 16 * 1024 * 1024;
 
 /// Why a member does not start.
 #[derive(Debug, thiserror::Error)]
@@ -632,7 +632,7 @@ fn defragment_first(store: &Store, freed_min: u64) -> Result<(), StorageError> {
         );
         return Ok(());
     }
-    let report = match store.defragment() {
+    let report = match store.defragment(Pace::Urgent) {
         Err(error @ StorageError::NoRoom { .. }) => {
             // It changed nothing, and a member that serves is better than none.
             tracing::warn!(error = %error, "failed to defragment");

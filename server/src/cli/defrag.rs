@@ -12,7 +12,7 @@ use std::time::Duration;
 use ballast_storage::StorageError;
 use ballast_storage::backend::Kind;
 use ballast_storage::backend::current::{self, Found};
-use ballast_storage::mvcc::{DefragReport, Store, StoreOptions};
+use ballast_storage::mvcc::{DefragReport, Pace, Store, StoreOptions};
 use clap::Parser;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -92,7 +92,7 @@ fn defragment(dir: &Path, engine: Option<Kind>) -> Result<DefragReport, Failure>
         batch_interval: Duration::ZERO,
         batch_limit: 1,
     })?;
-    let report = store.defragment()?;
+    let report = store.defragment(Pace::Urgent)?;
     store.close()?;
     Ok(report)
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use ballast_storage::backend::Kind;
-use ballast_storage::mvcc::{RangeOptions, Store, StoreOptions};
+use ballast_storage::mvcc::{Pace, RangeOptions, Store, StoreOptions};
 use ballast_storage::{LogPosition, clock};
 
 const VALUE_BYTES: usize = 1024;
@@ -164,7 +164,7 @@ fn main() {
     });
     row("defragment", keys, || {
         with_reader("  gets meanwhile", &store, keys, || {
-            store.defragment().unwrap();
+            store.defragment(Pace::Background).unwrap();
         });
     });
     println!("on disk after it: {} MiB", store.sizes().allocated >> 20);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use ballast_storage::backend::Kind;
 use ballast_storage::mvcc::tree::{Live, Tree};
-use ballast_storage::mvcc::{RangeOptions, Store, StoreOptions};
+use ballast_storage::mvcc::{Pace, RangeOptions, Store, StoreOptions};
 use ballast_storage::{LogPosition, clock};
 
 fn cpu() -> Duration {
@@ -180,7 +180,7 @@ fn store(keys: usize, engine: Kind) {
         compaction.wait().unwrap();
     });
     timed("store: defragment", keys, || {
-        println!("{:?}", store.defragment().unwrap());
+        println!("{:?}", store.defragment(Pace::Background).unwrap());
     });
     store.close().unwrap();
     timed("store: open", keys, || drop(Store::open(options).unwrap()));

@@ -1,6 +1,7 @@
 //! The engine behind a narrow trait: atomic batch, get, chunked ordered scan, size.
 //!
-//! Promises: a batch is all there or not at all, and synced to the disk when `write` returns.
+//! Promises: a batch is all there or not at all, and synced to the disk when `write` returns. After a power cut those that are there are
+//! the first ones.
 //! Not here: what the bytes mean (`schema.rs`), when they are written (`committer.rs`).
 //!
 //! etcd: server/storage/backend, without read transactions: revision records never change, so a reader needs none.
@@ -67,12 +68,29 @@ pub type Pairs = Vec<(Bytes, Bytes)>;
 pub trait Engine: Send + Sync + std::fmt::Debug {
     /// Writes all of the batch, durably, or none of it.
     fn write(&self, batch: &Batch) -> Result<(), StorageError>;
+    /// The same, but a power cut may take it back until the next [`Self::write`] has returned: for what is done again then.
+    fn write_lazily(&self, batch: &Batch) -> Result<(), StorageError> {
+        self.write(batch)
+    }
     fn get(&self, key: &[u8]) -> Result<Option<Bytes>, StorageError>;
     /// As many `get`s at the cost of one read transaction. Answers in the order of `keys`.
     fn get_many(&self, keys: &[Bytes]) -> Result<Vec<Option<Bytes>>, StorageError>;
     /// Pairs with `start <= key < end`, ascending, at least one if there is one, stopping after `bytes_max` of keys and values. Not of one
     /// moment: a batch written meanwhile may show in the later pairs only.
     fn scan(&self, start: &[u8], end: &[u8], bytes_max: usize) -> Result<Pairs, StorageError>;
+    /// The pairs that [`Self::scan`] gives, in turn, for whoever needs little of each.
+    fn visit(
+        &self,
+        start: &[u8],
+        end: &[u8],
+        bytes_max: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<(), StorageError> {
+        for (key, value) in self.scan(start, end, bytes_max)? {
+            each(&key, &value);
+        }
+        Ok(())
+    }
     fn size(&self) -> Result<EngineSize, StorageError>;
     /// What all pairs written sum up to, for whoever reads them all; None when the engine keeps no such sum.
     fn tally(&self) -> Result<Option<Tally>, StorageError>;

@@ -345,14 +345,15 @@ impl Committer {
         })
     }
 
-    /// Writes a batch of maintenance between two of the queue's. It must change nothing that an entry still in the queue is about.
-    pub fn write_now(&self, batch: &Batch) -> Result<(), StorageError> {
+    /// Writes a batch of maintenance between two of the queue's. It must change nothing that an entry still in the queue is about. `lazily`:
+    /// it is on the disk with the next batch that is not.
+    pub fn write_now(&self, batch: &Batch, lazily: bool) -> Result<(), StorageError> {
         let stopped = |first: String| Err(StorageError::Stopped { first });
         let mut follow = self.writing.lock();
         if let Some(failure) = self.failure() {
             return stopped(failure.to_string());
         }
-        match self.write(&mut follow, batch) {
+        match self.write(&mut follow, batch, lazily) {
             Ok(()) => Ok(()),
             Err(error) => {
                 drop(follow);
@@ -363,10 +364,19 @@ impl Committer {
         }
     }
 
-    fn write(&self, follow: &mut Option<Follow>, batch: &Batch) -> Result<(), StorageError> {
+    fn write(
+        &self,
+        follow: &mut Option<Follow>,
+        batch: &Batch,
+        lazily: bool,
+    ) -> Result<(), StorageError> {
         let engine = self.engine();
         let started = clock::now();
-        engine.write(batch)?;
+        if lazily {
+            engine.write_lazily(batch)?;
+        } else {
+            engine.write(batch)?;
+        }
         self.observer().committed(started.elapsed());
         self.allocated
             .store(engine.size()?.allocated, Ordering::Relaxed);
@@ -383,7 +393,7 @@ impl Committer {
     pub fn run(&self) {
         while let Some(entries) = self.next_entries() {
             let batch = batch_of(&entries);
-            let written = self.write(&mut self.writing.lock(), &batch);
+            let written = self.write(&mut self.writing.lock(), &batch, false);
             match written {
                 Ok(()) => self.finish(&entries),
                 Err(error) => self.fail(error),

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ballast_storage::backend::Kind;
-use ballast_storage::mvcc::{HashKv, Store, StoreOptions};
+use ballast_storage::mvcc::{HashKv, Pace, Store, StoreOptions};
 use ballast_storage::schema::Table;
 use ballast_storage::{LogPosition, StorageError};
 
@@ -96,7 +96,7 @@ fn a_database_goes_from_redb_to_sled_and_back_with_writes_going_on() {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let converter = scope.spawn(|| {
-                let report = store.defragment();
+                let report = store.defragment(Pace::Background);
                 done.store(true, Ordering::Relaxed);
                 report.unwrap()
             });
@@ -142,7 +142,7 @@ fn a_conversion_that_is_cut_short_leaves_one_engine_or_the_other() {
         let store = open(dir.path(), to);
         let from = store.engine();
         let report = std::thread::scope(|scope| {
-            let converter = scope.spawn(|| store.defragment());
+            let converter = scope.spawn(|| store.defragment(Pace::Background));
             std::thread::sleep(Duration::from_millis(round * 4));
             store.close().unwrap();
             converter.join().unwrap()

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ballast_storage::backend::Kind;
-use ballast_storage::mvcc::{HashKv, RangeOptions, Store, StoreOptions, WriteTxn};
+use ballast_storage::mvcc::{HashKv, Pace, RangeOptions, Store, StoreOptions, WriteTxn};
 use ballast_storage::schema::Table;
 use ballast_storage::{LogPosition, ReadError, StorageError};
 use bytes::Bytes;
@@ -175,7 +175,7 @@ fn find(kind: Kind, dir: &Path, expected: &Contents) -> Found {
         }
     };
     let all = read(&store).and_then(|first| {
-        store.defragment()?;
+        store.defragment(Pace::Background)?;
         Ok((first, read(&store)?))
     });
     match all {

@@ -102,7 +102,11 @@ fn random_batches_match_a_map(kind: Kind) {
                 model.insert(key, value.into());
             }
         }
-        engine.write(&batch).unwrap();
+        if rng.random() {
+            engine.write(&batch).unwrap();
+        } else {
+            engine.write_lazily(&batch).unwrap();
+        }
         if rng.random_ratio(1, 15) {
             drop(engine);
             engine = open(kind, dir.path());

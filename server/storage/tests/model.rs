@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ballast_storage::backend::Kind;
-use ballast_storage::mvcc::{EventKind, RangeOptions, Store, StoreOptions};
+use ballast_storage::mvcc::{EventKind, Pace, RangeOptions, Store, StoreOptions};
 use ballast_storage::{LogPosition, MvccError, ReadError};
 use rand::prelude::*;
 use rand::rngs::StdRng;
@@ -248,7 +248,7 @@ impl Run {
             0 => self.reopen(true),
             1 | 2 => self.reopen(false),
             3 => {
-                self.store.defragment().unwrap();
+                self.store.defragment(Pace::Background).unwrap();
                 assert_eq!(self.store.engine(), self.options.engine);
             }
             4..=12 => self.check(),

@@ -9,7 +9,7 @@ use std::time::Duration;
 mod engines;
 
 use ballast_storage::backend::Kind;
-use ballast_storage::mvcc::{RangeOptions, Store, StoreOptions};
+use ballast_storage::mvcc::{Pace, RangeOptions, Store, StoreOptions};
 use ballast_storage::{LogPosition, MvccError, ReadError};
 
 const KEYS: usize = 50;
@@ -122,7 +122,7 @@ fn nothing_is_missing_torn_or_wrong_while_history_is_deleted_and_the_file_is_cha
         let follower = scope.spawn(move || follow(store, stop));
         let defragmenter = scope.spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                store.defragment().unwrap();
+                store.defragment(Pace::Background).unwrap();
                 store.hash_kv(0).unwrap();
             }
         });

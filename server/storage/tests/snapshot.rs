@@ -13,7 +13,8 @@ use ballast_api::etcdserverpb::Member;
 use ballast_storage::backend::Kind;
 use ballast_storage::bolt::{BoltFile, Planner, Trailer, Writer, check, status, verify_trailer};
 use ballast_storage::mvcc::{
-    HashKv, InstallOptions, RangeOptions, RestoreOptions, Store, StoreOptions, WriteTxn, restore,
+    HashKv, InstallOptions, Pace, RangeOptions, RestoreOptions, Store, StoreOptions, WriteTxn,
+    restore,
 };
 use ballast_storage::schema::{Table, meta};
 use ballast_storage::{LogPosition, ReadError, StorageError};
@@ -336,7 +337,7 @@ fn a_database_of_something_else_is_not_restored(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
     let mut planner = Planner::new();
     planner.begin_bucket(5).unwrap();
-    let mut writer = Writer::new(planner.finish().unwrap(), Vec::new()).unwrap();
+    let mut writer = Writer::new(planner.finish().unwrap());
     writer.begin_bucket(Bytes::from_static(b"other")).unwrap();
     let path = dir.path().join("other.db");
     fs::write(&path, writer.finish().unwrap()).unwrap();
@@ -375,7 +376,7 @@ fn a_snapshot_of_another_member_takes_the_databases_place(kind: Kind) {
     store.flush().unwrap();
     store.install(&path, &options).unwrap();
     // What is in memory is of the past, and makes no database any more.
-    assert!(store.defragment().is_err());
+    assert!(store.defragment(Pace::Background).is_err());
     assert_eq!(store.view().revision(), 2);
     // As a crash right afterwards.
     drop(store);
@@ -430,7 +431,7 @@ fn a_snapshot_that_is_not_what_it_was_sent_as_changes_nothing(kind: Kind) {
     drop(store);
     let store = open(kind, &behind);
     assert_eq!(store.view().revision(), 2);
-    store.defragment().unwrap();
+    store.defragment(Pace::Background).unwrap();
 }
 
 on_each_engine!(

@@ -9,7 +9,7 @@ use std::time::Duration;
 mod engines;
 
 use ballast_storage::backend::{Batch, Kind};
-use ballast_storage::mvcc::{EventKind, RangeOptions, Store, StoreOptions, View, WriteTxn};
+use ballast_storage::mvcc::{EventKind, Pace, RangeOptions, Store, StoreOptions, View, WriteTxn};
 use ballast_storage::schema::{Table, meta};
 use ballast_storage::{LogPosition, MvccError, ReadError, Revision, StorageError};
 use bytes::Bytes;
@@ -421,7 +421,7 @@ fn defragmentation_gives_space_back_and_keeps_everything(kind: Kind) {
     compact(&store, store.view().revision());
     let before = dump(&store.view(), 0);
     let hash = store.hash_kv(0).unwrap().hash;
-    let report = store.defragment().unwrap();
+    let report = store.defragment(Pace::Background).unwrap();
     assert!(
         report.after.allocated * 4 < report.before.allocated,
         "{report:?}"
@@ -599,7 +599,7 @@ fn a_close_ends_a_defragmentation_and_leaves_no_orphan(kind: Kind) {
             let store = Arc::clone(&store);
             move || {
                 told.send(()).unwrap();
-                store.defragment()
+                store.defragment(Pace::Background)
             }
         });
         begun.recv().unwrap();

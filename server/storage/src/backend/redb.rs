@@ -4,7 +4,7 @@
 //!       -> value   and four bytes more: CRC32C over key and value, little-endian
 //!     0xff 't'     the tally of all pairs: in every batch
 //!
-//! Promises: each batch is one transaction with immediate durability, the tally inside; `quick_repair` keeps the open after a crash
+//! Promises: each batch is one transaction, with immediate durability unless it is written lazily, the tally inside; `quick_repair` keeps the open after a crash
 //! short (its allocator state is saved with each commit) and makes the commit two-phase, so that a torn
 //! commit is never taken for a whole one. What redb lacks is made up for here:
 //!
@@ -182,11 +182,15 @@ impl Redb {
         })
     }
 
-    fn write_batch(&self, batch: &Batch, tally: &mut Tally) -> Result<(), StorageError> {
+    fn write_batch(
+        &self,
+        batch: &Batch,
+        durability: Durability,
+        tally: &mut Tally,
+    ) -> Result<(), StorageError> {
         let fail = |error: &dyn Display| self.error("write", error);
         let mut txn = self.database.begin_write().map_err(|e| fail(&e))?;
-        txn.set_durability(Durability::Immediate)
-            .map_err(|e| fail(&e))?;
+        txn.set_durability(durability).map_err(|e| fail(&e))?;
         txn.set_quick_repair(true);
         {
             let mut table = txn.open_table(TABLE).map_err(|e| fail(&e))?;
@@ -214,6 +218,14 @@ impl Redb {
         txn.commit().map_err(|e| self.error("commit", &e))
     }
 
+    fn write_with(&self, batch: &Batch, durability: Durability) -> Result<(), StorageError> {
+        let mut tally = self.tally.lock();
+        let mut after = *tally;
+        self.run("write", || self.write_batch(batch, durability, &mut after))?;
+        *tally = after;
+        Ok(())
+    }
+
     fn values(
         &self,
         keys: &mut dyn Iterator<Item = &[u8]>,
@@ -234,23 +246,28 @@ impl Redb {
         Ok(out)
     }
 
-    fn pairs(&self, start: &[u8], end: &[u8], bytes_max: usize) -> Result<Pairs, StorageError> {
+    fn pairs(
+        &self,
+        start: &[u8],
+        end: &[u8],
+        bytes_max: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<(), StorageError> {
         let fail = |error: &dyn Display| self.error("scan", error);
         let txn = self.database.begin_read().map_err(|e| fail(&e))?;
         let table = txn.open_table(TABLE).map_err(|e| fail(&e))?;
-        let mut out = Pairs::new();
         let mut bytes = 0;
         for pair in table.range::<&[u8]>(start..end).map_err(|e| fail(&e))? {
             let (key, stored) = pair.map_err(|e| fail(&e))?;
             let key = key.value();
             let value = self.open_seal(key, stored.value())?;
             bytes += key.len() + value.len();
-            out.push((Bytes::copy_from_slice(key), Bytes::copy_from_slice(value)));
+            each(key, value);
             if bytes >= bytes_max {
                 break;
             }
         }
-        Ok(out)
+        Ok(())
     }
 }
 
@@ -275,11 +292,11 @@ impl redb::StorageBackend for Overlay {
 
 impl Engine for Redb {
     fn write(&self, batch: &Batch) -> Result<(), StorageError> {
-        let mut tally = self.tally.lock();
-        let mut after = *tally;
-        self.run("write", || self.write_batch(batch, &mut after))?;
-        *tally = after;
-        Ok(())
+        self.write_with(batch, Durability::Immediate)
+    }
+
+    fn write_lazily(&self, batch: &Batch) -> Result<(), StorageError> {
+        self.write_with(batch, Durability::None)
     }
 
     fn get(&self, key: &[u8]) -> Result<Option<Bytes>, StorageError> {
@@ -292,11 +309,25 @@ impl Engine for Redb {
     }
 
     fn scan(&self, start: &[u8], end: &[u8], bytes_max: usize) -> Result<Pairs, StorageError> {
+        let mut out = Pairs::new();
+        self.visit(start, end, bytes_max, &mut |key, value| {
+            out.push((Bytes::copy_from_slice(key), Bytes::copy_from_slice(value)));
+        })?;
+        Ok(out)
+    }
+
+    fn visit(
+        &self,
+        start: &[u8],
+        end: &[u8],
+        bytes_max: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<(), StorageError> {
         let end = end.min(&[OWN_PREFIX][..]);
         if start >= end {
-            return Ok(Pairs::new());
+            return Ok(());
         }
-        self.run("scan", || self.pairs(start, end, bytes_max))
+        self.run("scan", || self.pairs(start, end, bytes_max, each))
     }
 
     fn size(&self) -> Result<EngineSize, StorageError> {

@@ -20,7 +20,7 @@ fn build(buckets: &Buckets) -> Vec<u8> {
         }
     }
     let plan = planner.finish().unwrap();
-    let mut writer = Writer::new(plan, Vec::new()).unwrap();
+    let mut writer = Writer::new(plan);
     for (name, entries) in buckets {
         writer.begin_bucket(Bytes::copy_from_slice(name)).unwrap();
         for (key, value) in entries {
@@ -31,7 +31,7 @@ fn build(buckets: &Buckets) -> Vec<u8> {
     }
     let bytes = writer.finish().unwrap();
     assert_eq!(bytes.len() as u64, plan.file_len());
-    bytes
+    bytes.to_vec()
 }
 
 fn open(bytes: &[u8]) -> Result<BoltFile, StorageError> {
@@ -116,8 +116,8 @@ fn no_branch_page_has_fewer_than_two_children() {
 #[test]
 fn the_writer_refuses_what_bbolt_would_not_hold() {
     let plan = Planner::new().finish().unwrap();
-    let mut writer = Writer::new(plan, Vec::new()).unwrap();
-    let entry = |writer: &mut Writer<Vec<u8>>, key: &'static [u8]| {
+    let mut writer = Writer::new(plan);
+    let entry = |writer: &mut Writer, key: &'static [u8]| {
         writer.entry(Bytes::from_static(key), Bytes::new())
     };
     assert!(matches!(
@@ -146,7 +146,7 @@ fn a_second_pass_that_differs_from_the_first_is_refused() {
     planner.begin_bucket(1).unwrap();
     planner.entry(1, 5_000).unwrap();
     let plan = planner.finish().unwrap();
-    let mut writer = Writer::new(plan, Vec::new()).unwrap();
+    let mut writer = Writer::new(plan);
     writer.begin_bucket(Bytes::from_static(b"b")).unwrap();
     writer
         .entry(Bytes::from_static(b"k"), Bytes::from(vec![0; 9_000]))

@@ -12,8 +12,6 @@
 //!
 //! etcd: bbolt's node.go (spill) and bucket.go (inline buckets).
 
-use std::io::Write;
-
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::{
@@ -26,12 +24,14 @@ const INLINE_MAX: usize = PAGE_SIZE / 4;
 /// Two meta pages and the free list.
 const FIRST_PAGE: u64 = 3;
 const FREELIST_PAGE: u64 = 2;
+/// Room made at once for the pages that come.
+const RESERVE_BYTES: usize = 256 * 1024;
+/// Of the number of further pages, in a page's header.
+const OVERFLOW_AT: usize = 12;
 
 /// Why a file could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    #[error("write of the database: {0}")]
-    Io(#[from] std::io::Error),
     #[error("{what} is not greater than the one before")]
     Order { what: &'static str },
     #[error("a key of {0} bytes, allowed are 1 to {KEY_LEN_MAX}")]
@@ -101,22 +101,22 @@ impl Planner {
 
 /// The second pass: entries in, the file's bytes out.
 #[derive(Debug)]
-pub struct Writer<W> {
+pub struct Writer {
     builder: Builder<Bytes>,
-    sink: PageSink<W>,
+    sink: PageSink,
     plan: Plan,
     /// The order is checked here, since lengths have none.
     last_bucket: Option<Bytes>,
     last_key: Bytes,
 }
 
-impl<W: Write> Writer<W> {
+impl Writer {
     /// Writes the meta pages and the empty free list.
-    pub fn new(plan: Plan, out: W) -> Result<Self, WriteError> {
+    pub fn new(plan: Plan) -> Self {
         let mut sink = PageSink {
             next: FIRST_PAGE,
-            page: BytesMut::with_capacity(PAGE_SIZE),
-            out,
+            begun: 0,
+            out: BytesMut::new(),
         };
         for txid in 0..2 {
             sink.begin_page(txid, FLAG_META, 0);
@@ -128,18 +128,18 @@ impl<W: Write> Writer<W> {
                 high_water: plan.high_water,
                 txid,
             };
-            sink.page.put_slice(&meta.to_bytes());
-            sink.end_page()?;
+            sink.out.put_slice(&meta.to_bytes());
+            sink.end_page();
         }
         sink.begin_page(FREELIST_PAGE, FLAG_FREELIST, 0);
-        sink.end_page()?;
-        Ok(Self {
+        sink.end_page();
+        Self {
             builder: Builder::new(),
             sink,
             plan,
             last_bucket: None,
             last_key: Bytes::new(),
-        })
+        }
     }
 
     /// Ends the bucket before. Names ascend.
@@ -163,11 +163,11 @@ impl<W: Write> Writer<W> {
     }
 
     /// What has been written so far is here: a caller that pulls takes it out between entries.
-    pub fn out_mut(&mut self) -> &mut W {
+    pub fn out_mut(&mut self) -> &mut BytesMut {
         &mut self.sink.out
     }
 
-    pub fn finish(mut self) -> Result<W, WriteError> {
+    pub fn finish(mut self) -> Result<BytesMut, WriteError> {
         let root = self.builder.finish(&mut self.sink)?;
         if (root, self.sink.next) != (self.plan.root, self.plan.high_water) {
             return Err(WriteError::Changed {
@@ -245,8 +245,8 @@ fn branch_bytes<T: Piece>(branches: &[Branch<T>]) -> usize {
 
 /// Where finished pages go; gives the page's number.
 trait Pages<T> {
-    fn leaf(&mut self, leaves: &[Leaf<T>]) -> Result<u64, WriteError>;
-    fn branch(&mut self, branches: &[Branch<T>]) -> Result<u64, WriteError>;
+    fn leaf(&mut self, leaves: &[Leaf<T>]) -> u64;
+    fn branch(&mut self, branches: &[Branch<T>]) -> u64;
 }
 
 /// The first pass's pages.
@@ -264,69 +264,69 @@ impl Counter {
 }
 
 impl Pages<Len> for Counter {
-    fn leaf(&mut self, leaves: &[Leaf<Len>]) -> Result<u64, WriteError> {
-        Ok(self.take(leaf_bytes(leaves)))
+    fn leaf(&mut self, leaves: &[Leaf<Len>]) -> u64 {
+        self.take(leaf_bytes(leaves))
     }
-    fn branch(&mut self, branches: &[Branch<Len>]) -> Result<u64, WriteError> {
-        Ok(self.take(branch_bytes(branches)))
+    fn branch(&mut self, branches: &[Branch<Len>]) -> u64 {
+        self.take(branch_bytes(branches))
     }
 }
 
 /// The second pass's pages.
 #[derive(Debug)]
-struct PageSink<W> {
+struct PageSink {
     next: u64,
-    /// The page being filled, kept to spare the allocation.
-    page: BytesMut,
-    out: W,
+    /// Where in `out` the page being filled begins.
+    begun: usize,
+    out: BytesMut,
 }
 
-impl<W: Write> PageSink<W> {
+impl PageSink {
     fn begin_page(&mut self, id: u64, flags: u16, count: usize) {
-        self.page.clear();
-        put_header(&mut self.page, id, flags, count, 0);
+        if self.out.capacity() - self.out.len() < PAGE_SIZE {
+            self.out.reserve(RESERVE_BYTES);
+        }
+        self.begun = self.out.len();
+        put_header(&mut self.out, id, flags, count, 0);
     }
 
-    /// Pads the page, notes its overflow and writes it.
-    fn end_page(&mut self) -> Result<(), WriteError> {
-        let pages = self.page.len().div_ceil(PAGE_SIZE);
-        self.page.resize(pages * PAGE_SIZE, 0);
-        self.page[12..16].copy_from_slice(&(pages as u32 - 1).to_le_bytes());
-        self.out.write_all(&self.page)?;
-        Ok(())
+    /// Pads the page and notes its overflow. Gives how many pages it takes.
+    fn end_page(&mut self) -> u64 {
+        let pages = (self.out.len() - self.begun).div_ceil(PAGE_SIZE);
+        self.out.resize(self.begun + pages * PAGE_SIZE, 0);
+        let overflow = self.begun + OVERFLOW_AT;
+        self.out[overflow..overflow + 4].copy_from_slice(&(pages as u32 - 1).to_le_bytes());
+        pages as u64
     }
 
-    fn take(&mut self) -> u64 {
+    /// The same for a page of a tree, whose number it gives.
+    fn end_numbered(&mut self) -> u64 {
         let id = self.next;
-        self.next += self.page.len().div_ceil(PAGE_SIZE) as u64;
+        self.next += self.end_page();
         id
     }
 }
 
-impl<W: Write> Pages<Bytes> for PageSink<W> {
-    fn leaf(&mut self, leaves: &[Leaf<Bytes>]) -> Result<u64, WriteError> {
+impl Pages<Bytes> for PageSink {
+    fn leaf(&mut self, leaves: &[Leaf<Bytes>]) -> u64 {
         self.begin_page(self.next, FLAG_LEAF, leaves.len());
-        put_leaves(&mut self.page, leaves);
-        let id = self.take();
-        self.end_page()?;
-        Ok(id)
+        put_leaves(&mut self.out, leaves);
+        self.end_numbered()
     }
 
-    fn branch(&mut self, branches: &[Branch<Bytes>]) -> Result<u64, WriteError> {
+    fn branch(&mut self, branches: &[Branch<Bytes>]) -> u64 {
         self.begin_page(self.next, FLAG_BRANCH, branches.len());
         let mut at = branches.len() * ELEMENT;
         for (i, branch) in branches.iter().enumerate() {
-            self.page.put_u32_le((at - i * ELEMENT) as u32);
-            self.page.put_u32_le(branch.key.len() as u32);
-            self.page.put_u64_le(branch.child);
+            self.out.put_u32_le((at - i * ELEMENT) as u32);
+            self.out.put_u32_le(branch.key.len() as u32);
+            self.out.put_u64_le(branch.child);
             at += branch.key.len();
         }
         for branch in branches {
-            self.page.put_slice(&branch.key);
+            self.out.put_slice(&branch.key);
         }
-        let id = self.take();
-        self.end_page()?;
-        Ok(id)
+        self.end_numbered()
     }
 }
 
@@ -449,7 +449,7 @@ impl<T: Piece> Tree<T> {
 
     /// A leaf is flushed when another entry follows or at the end after such a flush: levels 0 has two children at least.
     fn flush_leaf(&mut self, out: &mut impl Pages<T>) -> Result<(), WriteError> {
-        let child = out.leaf(&self.leaf)?;
+        let child = out.leaf(&self.leaf);
         let key = self.leaf[0].key.clone();
         self.leaf.clear();
         self.leaf_bytes = PAGE_HEADER;
@@ -471,7 +471,7 @@ impl<T: Piece> Tree<T> {
         if here.len() >= 3 && bytes > PAGE_SIZE {
             let kept = here.split_off(here.len() - 1);
             let full = std::mem::replace(here, kept);
-            let child = out.branch(&full)?;
+            let child = out.branch(&full);
             let key = full[0].key.clone();
             self.add_branch(level + 1, Branch { key, child }, out)?;
         }
@@ -482,14 +482,14 @@ impl<T: Piece> Tree<T> {
     /// The page of the bucket's root.
     fn finish(mut self, out: &mut impl Pages<T>) -> Result<u64, WriteError> {
         if self.levels.is_empty() {
-            return out.leaf(&self.leaf);
+            return Ok(out.leaf(&self.leaf));
         }
         self.flush_leaf(out)?;
         let mut level = 0;
         loop {
             let last = std::mem::take(&mut self.levels[level]);
             debug_assert!(last.len() >= 2, "a branch with one child");
-            let child = out.branch(&last)?;
+            let child = out.branch(&last);
             if level + 1 == self.levels.len() {
                 return Ok(child);
             }

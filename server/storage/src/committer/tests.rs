@@ -177,7 +177,7 @@ fn a_failed_write_is_final_and_told_to_everyone() {
         engine.broken.store(false, Ordering::Relaxed);
         committer.push(entry(2));
         assert!(committer.flush().is_err(), "nothing is tried again");
-        assert!(committer.write_now(&Batch::default()).is_err());
+        assert!(committer.write_now(&Batch::default(), false).is_err());
         committer.wait_for_room(); // must not block a node that is stopping
         assert!(engine.batches.lock().is_empty());
         assert_eq!(committer.durable(), LogPosition::default());
@@ -214,7 +214,7 @@ fn who_follows_learns_every_key_written() {
         committer.flush().unwrap();
         let mut batch = Batch::default();
         batch.delete(b"gone".to_vec());
-        committer.write_now(&batch).unwrap();
+        committer.write_now(&batch, false).unwrap();
         let keys = committer
             .between_batches(|follow, _| follow.take())
             .unwrap()

@@ -21,6 +21,7 @@ use bytes::Bytes;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::backend::Batch;
+use crate::background;
 use crate::error::StorageError;
 use crate::mvcc::hash::{Hasher, StoredHash};
 use crate::mvcc::read::RecordScan;
@@ -32,6 +33,11 @@ use crate::schema::{Table, meta};
 const KEYS_PER_STEP: usize = 64;
 /// After so many steps the walk over the index rests for as long as they took: a million keys are seconds of one core.
 const STEPS_PER_REST: usize = 16;
+/// Bytes of records read in one step, however few they are: what a core hashes and the disk takes in some milliseconds.
+const STEP_BYTES_MAX: usize = 512 << 10;
+/// One step in so many is synced by itself. The others are synced with it, or sooner with a batch of the committer's: what a power cut takes
+/// back is deleted again at the next open.
+const STEPS_PER_SYNC: usize = 8;
 
 /// A compaction under way.
 #[derive(Clone, Debug)]
@@ -239,7 +245,8 @@ impl Shared {
         self.committer
             .observer()
             .index_compacted(index_started.elapsed());
-        let Some((hash, deleted)) = self.compact_records(job, garbage)? else {
+        let records = background::run("compaction", || self.compact_records(job, garbage));
+        let Some((hash, deleted)) = records? else {
             return Ok(false);
         };
         self.hashes.finish(StoredHash {
@@ -318,6 +325,7 @@ impl Shared {
     ) -> Result<Option<(u32, usize)>, StorageError> {
         let mut hasher = Hasher::new(job.previous, job.revision);
         let mut deleted = 0;
+        let mut steps = 0;
         let mut garbage_left = garbage.revisions.into_iter().peekable();
         let mut scan = RecordScan::new(
             self.committer.engine(),
@@ -332,11 +340,14 @@ impl Shared {
             let step_started = crate::clock::now();
             let mut batch = Batch::default();
             let mut bytes = 0;
-            for pair in scan
-                .by_ref()
-                .take(self.options.compaction_batch_limit.max(1))
+            let (mut records, mut read_bytes) = (0, 0);
+            while records < self.options.compaction_batch_limit.max(1)
+                && read_bytes < STEP_BYTES_MAX
             {
+                let Some(pair) = scan.next() else { break };
                 let (key, value) = pair?;
+                records += 1;
+                read_bytes += key.len() + value.len();
                 let record = self.stored((key.clone(), value))?;
                 while garbage_left
                     .next_if(|garbage| *garbage < record.revision)
@@ -361,7 +372,9 @@ impl Shared {
             }
             if !batch.ops.is_empty() {
                 self.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
-                self.committer.write_now(&batch)?;
+                steps += 1;
+                let lazily = !last && steps % STEPS_PER_SYNC != 0;
+                self.committer.write_now(&batch, lazily)?;
             }
             if last {
                 // Within the step, so that whoever holds sees it here and in the engine, or in neither.

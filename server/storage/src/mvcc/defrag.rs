@@ -2,7 +2,7 @@
 //! the engine that the options name, so this is also how one engine is converted into the other.
 //!
 //!     1 follow   from here on the committer notes which keys it writes to the old database
-//!     2 copy     all pairs of the old database, in order, in chunks
+//!     2 copy     all pairs that the old database had then, in order, in chunks
 //!     3 catch up the noted keys: their present value in the old database, or a delete; again until few are left
 //!     4 swap     between two batches of the committer: the last noted keys, then CURRENT
 //!
@@ -24,14 +24,20 @@ use bytes::Bytes;
 
 use crate::backend::current::{self, Name};
 use crate::backend::{Batch, Engine, Kind, OWN_PREFIX};
+use crate::background;
 use crate::committer::Follow;
 use crate::error::StorageError;
+use crate::mvcc::read::record_key;
+use crate::mvcc::revision::Revision;
 use crate::mvcc::store::{Shared, Sizes, Store};
+use crate::schema::Table;
 
 /// Bytes copied per batch of the new database: what the disk takes in a millisecond or two, since the log's syncs wait behind it (and
 /// while sled takes a batch, it lets nobody read, from none of its databases).
 const COPY_BYTES: usize = 128 << 10;
-/// The same when nobody waits.
+/// One batch in so many is synced, and the others with it: the new database counts for nothing before the last one.
+const BATCHES_PER_SYNC: usize = 4;
+/// Bytes copied per batch when nobody waits.
 const COPY_BYTES_OFFLINE: usize = 4 << 20;
 /// The copy rests after each batch for as long as the batch took, so that requests have half of the disk and of a core; but no longer than
 /// this.
@@ -49,6 +55,15 @@ const CATCH_UP_ROUNDS_MAX: usize = 20;
 /// Left free on the disk whatever happens: for the log, and for the batches that are written meanwhile.
 const RESERVE_BYTES: u64 = 32 << 20;
 
+/// How it shares the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// Copying on a thread of lower priority, and resting as long as it works: nobody needs the space at once.
+    Background,
+    /// Without either: requests wait for the space.
+    Urgent,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct DefragReport {
     pub before: Sizes,
@@ -60,7 +75,7 @@ pub struct DefragReport {
 
 impl Store {
     /// Rewrites the database into a fresh one and swaps it in. Blocking for the caller only.
-    pub fn defragment(&self) -> Result<DefragReport, StorageError> {
+    pub fn defragment(&self, pace: Pace) -> Result<DefragReport, StorageError> {
         let shared = &self.shared;
         let _one_at_a_time = shared.defragmenting.lock();
         if shared.superseded.load(Ordering::Acquire) {
@@ -73,7 +88,7 @@ impl Store {
         let next = old.next(shared.options.engine);
         let before = shared.sizes();
         shared.committer.observer().defragmenting();
-        let result = shared.rewrite(next);
+        let result = shared.rewrite(next, pace);
         shared.committer.observer().defragmented(started.elapsed());
         // Whatever happened, nobody follows any more.
         shared.committer.between_batches(|follow, _| *follow = None);
@@ -110,7 +125,7 @@ impl Store {
 
 impl Shared {
     /// Whether nobody reads the old database any more.
-    fn rewrite(&self, name: Name) -> Result<bool, StorageError> {
+    fn rewrite(&self, name: Name, pace: Pace) -> Result<bool, StorageError> {
         let dir = &self.options.dir;
         current::remove_database(dir, name)?; // of an earlier attempt in this run
         check_room(dir, self.sizes().copy_bytes())?;
@@ -125,14 +140,33 @@ impl Shared {
         } else {
             COPY_BYTES_OFFLINE
         };
-        self.copy_all(&*old, &*fresh, chunk_bytes)?;
+        // Later records are noted. Without an end a writer that is faster would be followed for ever.
+        let upto = record_key(Revision::new(self.newest.load().revision + 1, 0));
+        let after_records = [Table::Key.prefix() + 1];
+        let copy = || {
+            self.copy(&*old, &*fresh, (b"", &upto), chunk_bytes, pace)?;
+            let rest = (&after_records[..], &[OWN_PREFIX][..]);
+            self.copy(&*old, &*fresh, rest, chunk_bytes, pace)
+        };
+        match pace {
+            Pace::Background => background::run("defragment", copy),
+            Pace::Urgent => copy(),
+        }?;
+        // From here on with the priority of those who write, or it would never catch up with them while they have the cores.
+        let mut before = usize::MAX;
         for _ in 0..CATCH_UP_ROUNDS_MAX {
             let keys = self.committer.between_batches(|follow, _| take(follow));
+            let pace = if keys.len() < before {
+                pace
+            } else {
+                Pace::Urgent
+            };
+            before = keys.len();
             for keys in keys.chunks(CATCH_UP_KEYS) {
                 self.go_on()?;
                 let begun = crate::clock::now();
                 self.catch_up(&*old, &*fresh, keys)?;
-                self.rest(begun.elapsed());
+                self.rest(begun.elapsed(), pace);
             }
             if keys.len() <= SWAP_KEYS_MAX {
                 break;
@@ -140,6 +174,7 @@ impl Shared {
         }
         self.committer.between_batches(|follow, swap| {
             self.go_on()?;
+            // Syncs whatever was copied lazily.
             self.catch_up(&*old, &*fresh, &take(follow))?;
             self.check_copy(&*old, &*fresh)?;
             current::publish(dir, name)?;
@@ -163,8 +198,8 @@ impl Shared {
         !self.options.compaction_sleep.is_zero()
     }
 
-    fn rest(&self, worked: Duration) {
-        if self.pauses() {
+    fn rest(&self, worked: Duration, pace: Pace) {
+        if self.pauses() && pace == Pace::Background {
             // Cut short when the store is closed, which the next step finds out.
             self.compact_queue.pause(worked.min(REST_MAX));
         }
@@ -180,20 +215,23 @@ impl Shared {
         check_room(&self.options.dir, 0)
     }
 
-    fn copy_all(
+    /// Copies the pairs of a range of keys.
+    fn copy(
         &self,
         old: &dyn Engine,
         fresh: &dyn Engine,
+        (start, end): (&[u8], &[u8]),
         chunk_bytes: usize,
+        pace: Pace,
     ) -> Result<(), StorageError> {
-        let mut next = Vec::new();
-        loop {
+        let mut next = start.to_vec();
+        for batches in 1.. {
             self.go_on()?;
             let begun = crate::clock::now();
-            let pairs = old.scan(&next, &[OWN_PREFIX], chunk_bytes);
+            let pairs = old.scan(&next, end, chunk_bytes);
             let pairs = pairs.map_err(|error| self.unreadable(error))?;
             let Some((last, _)) = pairs.last() else {
-                return Ok(());
+                break;
             };
             next.clear();
             next.extend_from_slice(last);
@@ -202,9 +240,14 @@ impl Shared {
                 .into_iter()
                 .map(|(key, value)| (key, Some(value)))
                 .collect();
-            fresh.write(&Batch { ops })?;
-            self.rest(begun.elapsed());
+            if batches % BATCHES_PER_SYNC == 0 {
+                fresh.write(&Batch { ops })?;
+            } else {
+                fresh.write_lazily(&Batch { ops })?;
+            }
+            self.rest(begun.elapsed(), pace);
         }
+        Ok(())
     }
 
     /// Gives the new database what the old one holds under `keys`.

@@ -27,6 +27,6 @@ pub use recover::FORMAT_VERSION;
 pub use restore::{RestoreOptions, RestoreReport, restore};
 pub use snapshot::SnapshotStream;
 pub use store::{
-    Committed, Compaction, DefragReport, Event, EventKind, HashKv, InstallOptions, RangeOptions,
-    RangeResult, Sizes, Store, StoreOptions, Touched, View, WriteTxn,
+    Committed, Compaction, DefragReport, Event, EventKind, HashKv, InstallOptions, Pace,
+    RangeOptions, RangeResult, Sizes, Store, StoreOptions, Touched, View, WriteTxn,
 };

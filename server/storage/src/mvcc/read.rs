@@ -563,11 +563,7 @@ impl Shared {
         from: Revision,
         to: i64,
     ) -> impl Iterator<Item = Result<StoredRecord, StorageError>> + '_ {
-        // The overlay first: what leaves it after this is in the engine already.
-        let pending = self.committer.records_between(from, to);
-        let until = pending
-            .first()
-            .map_or(to.saturating_add(1), |first| first.revision.main);
+        let (pending, until) = self.pending_records(from, to);
         let scan = RecordScan::new(self.committer.engine(), from, until);
         let written = scan.map(|pair| self.stored(pair?));
         written.chain(pending.into_iter().map(|record| {
@@ -579,27 +575,72 @@ impl Shared {
         }))
     }
 
+    /// Those that the engine may not have yet, and the main revision below which it has all. To be asked before the engine: what leaves the
+    /// overlay after this is there already.
+    pub(super) fn pending_records(&self, from: Revision, to: i64) -> (Vec<PendingRecord>, i64) {
+        let pending = self.committer.records_between(from, to);
+        let first = pending.first().map(|first| first.revision.main);
+        (pending, first.unwrap_or_else(|| to.saturating_add(1)))
+    }
+
+    /// Of all records with `main <= to`, as [`Self::records`] gives them: revision, whether it is a tombstone, and the value's length.
+    pub(super) fn visit_lengths(
+        &self,
+        to: i64,
+        each: &mut dyn FnMut(Revision, bool, usize) -> Result<(), StorageError>,
+    ) -> Result<(), StorageError> {
+        let from = Revision::default();
+        let (pending, until) = self.pending_records(from, to);
+        let engine = self.committer.engine();
+        let end = record_key(Revision::new(until, 0));
+        let mut next = Table::Key.key(&from.to_bytes());
+        let mut found = true;
+        while std::mem::take(&mut found) {
+            let mut result = Ok(());
+            let start = next.clone();
+            engine.visit(&start, &end, SCAN_CHUNK_BYTES, &mut |key, value| {
+                found = true;
+                next.clear();
+                next.extend_from_slice(key);
+                next.push(0);
+                if result.is_ok() {
+                    let record = self.revision_of(key);
+                    result = record
+                        .and_then(|(revision, tombstone)| each(revision, tombstone, value.len()));
+                }
+            })?;
+            result?;
+        }
+        for record in pending {
+            each(record.revision, record.tombstone, record.kv.encoded_len())?;
+        }
+        Ok(())
+    }
+
     pub(super) fn stored(
         &self,
         (key, value): (Bytes, Bytes),
     ) -> Result<StoredRecord, StorageError> {
-        match Revision::from_bytes(&key[1..]) {
-            Some((revision, tombstone)) => Ok(StoredRecord {
-                revision,
-                tombstone,
-                value,
-            }),
-            None => Err(StorageError::DamagedRecord {
-                path: self.options.dir.clone(),
-                record: format!("{:02x?}", &key[..]),
-                what: "its key is no revision".to_owned(),
-            }),
-        }
+        let (revision, tombstone) = self.revision_of(&key)?;
+        Ok(StoredRecord {
+            revision,
+            tombstone,
+            value,
+        })
+    }
+
+    /// Of an engine key, and whether it is that of a tombstone.
+    fn revision_of(&self, key: &[u8]) -> Result<(Revision, bool), StorageError> {
+        Revision::from_bytes(&key[1..]).ok_or_else(|| StorageError::DamagedRecord {
+            path: self.options.dir.clone(),
+            record: format!("{key:02x?}"),
+            what: "its key is no revision".to_owned(),
+        })
     }
 }
 
 /// The engine key of the put at `revision`.
-fn record_key(revision: Revision) -> Bytes {
+pub(super) fn record_key(revision: Revision) -> Bytes {
     let mut key = BytesMut::with_capacity(1 + crate::mvcc::revision::REVISION_BYTES);
     put_record_key(&mut key, revision, false);
     key.freeze()

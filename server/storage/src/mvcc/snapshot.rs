@@ -12,8 +12,7 @@
 
 use std::sync::Arc;
 
-use bytes::buf::Writer as BytesWriter;
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use prost::Message;
 use sha2::{Digest, Sha256};
 
@@ -45,7 +44,7 @@ pub struct SnapshotStream {
 
 #[derive(Debug)]
 enum Stage {
-    Writing(Box<Writer<BytesWriter<BytesMut>>>),
+    Writing(Box<Writer>),
     /// The last pages.
     Rest(BytesMut),
     Done,
@@ -88,8 +87,6 @@ impl Store {
         if finished == picture.compact_revision {
             shared.check_census(census, &picture)?;
         }
-        let writer =
-            Writer::new(plan, BytesMut::new().writer()).map_err(|error| failed(shared, &error))?;
         let membership = small.get(&Table::Meta.key(meta::RAFT_MEMBERSHIP)[..]);
         Ok(SnapshotStream {
             revision,
@@ -98,7 +95,7 @@ impl Store {
             size: plan.file_len(),
             buckets: buckets.into_iter(),
             feed: Feed::Entries(Vec::new().into_iter()),
-            stage: Stage::Writing(Box::new(writer)),
+            stage: Stage::Writing(Box::new(Writer::new(plan))),
             sha: Sha256::new(),
             _hold: hold,
             shared: Arc::clone(shared),
@@ -121,11 +118,11 @@ fn plan(
             planner.entry(key.len(), value.len()).map_err(failed)?;
         }
         if *name == etcd::KEY {
-            let mut records = Records::new(shared, revision);
-            while let Some((revision, key_len, value_len)) = records.next_lengths()? {
+            shared.visit_lengths(revision, &mut |revision, tombstone, value_len| {
                 census.add(revision);
-                planner.entry(key_len, value_len).map_err(failed)?;
-            }
+                let key_len = REVISION_BYTES + usize::from(tombstone);
+                planner.entry(key_len, value_len).map_err(failed)
+            })?;
         }
     }
     Ok((planner.finish().map_err(failed)?, census))
@@ -186,7 +183,7 @@ impl SnapshotStream {
         loop {
             let ready = match &mut self.stage {
                 Stage::Writing(writer) => {
-                    let ready = writer.out_mut().get_mut();
+                    let ready = writer.out_mut();
                     if ready.len() < bytes_max {
                         self.step()?;
                         continue;
@@ -232,7 +229,7 @@ impl SnapshotStream {
         let Stage::Writing(writer) = std::mem::replace(&mut self.stage, Stage::Done) else {
             return Ok(());
         };
-        let rest = writer.finish().map_err(failed)?.into_inner();
+        let rest = writer.finish().map_err(failed)?;
         self.stage = Stage::Rest(rest);
         Ok(())
     }
@@ -241,20 +238,15 @@ impl SnapshotStream {
 /// All records up to a revision, ascending, in etcd's bytes.
 #[derive(Debug)]
 struct Records {
-    shared: Arc<Shared>,
     written: RecordScan,
     pending: std::vec::IntoIter<PendingRecord>,
 }
 
 impl Records {
-    fn new(shared: &Arc<Shared>, revision: i64) -> Self {
-        // The overlay first: what leaves it after this is in the engine already.
+    fn new(shared: &Shared, revision: i64) -> Self {
         let from = Revision::default();
-        let pending = shared.committer.records_between(from, revision);
-        let first = pending.first().map(|record| record.revision.main);
-        let until = first.unwrap_or_else(|| revision.saturating_add(1));
+        let (pending, until) = shared.pending_records(from, revision);
         Self {
-            shared: Arc::clone(shared),
             written: RecordScan::new(shared.committer.engine(), from, until),
             pending: pending.into_iter(),
         }
@@ -271,19 +263,6 @@ impl Records {
                 key.push(b't');
             }
             (key.into(), record.kv.encode_to_vec().into())
-        }))
-    }
-
-    /// As [`next`](Self::next), without making the bytes; the record's revision too.
-    fn next_lengths(&mut self) -> Result<Option<(Revision, usize, usize)>, StorageError> {
-        if let Some(pair) = self.written.next() {
-            let stored = self.shared.stored(pair?)?;
-            let key_len = REVISION_BYTES + usize::from(stored.tombstone);
-            return Ok(Some((stored.revision, key_len, stored.value.len())));
-        }
-        Ok(self.pending.next().map(|record| {
-            let key_len = REVISION_BYTES + usize::from(record.tombstone);
-            (record.revision, key_len, record.kv.encoded_len())
         }))
     }
 }

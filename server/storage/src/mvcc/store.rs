@@ -38,7 +38,7 @@ use crate::observer::StoreObserver;
 use crate::schema::Table;
 
 pub use crate::mvcc::compact::Compaction;
-pub use crate::mvcc::defrag::DefragReport;
+pub use crate::mvcc::defrag::{DefragReport, Pace};
 pub use crate::mvcc::hash::HashKv;
 pub use crate::mvcc::install::InstallOptions;
 pub use crate::mvcc::read::{RangeOptions, RangeResult, View};

@@ -41,6 +41,35 @@ fn the_tally_is_that_of_what_can_be_read_across_overwrites_deletes_and_opens() {
     engine.write(&own).unwrap_err();
 }
 
+/// The file as a kill leaves it: what was written and not synced is there or not, as it happens.
+#[test]
+fn what_is_written_lazily_is_read_at_once_and_survives_with_the_next_that_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.redb");
+    let engine = Redb::open(&path, CACHE).unwrap();
+    engine.write(&batch(&[("a", Some(b"1"))])).unwrap();
+    let long = vec![7; 300_000];
+    let lazily = batch(&[("a", None), ("b", Some(&long))]);
+    engine.write_lazily(&lazily).unwrap();
+    assert_eq!(engine.get(b"a").unwrap(), None);
+    assert_eq!(engine.get(b"b").unwrap().unwrap(), long);
+    let killed = |name: &str| {
+        let copy = dir.path().join(name);
+        fs::copy(&path, &copy).unwrap();
+        Redb::open(&copy, CACHE).unwrap()
+    };
+    let before = killed("before.redb");
+    assert_eq!(before.get(b"a").unwrap().unwrap(), &b"1"[..]);
+    assert_eq!(before.get(b"b").unwrap(), None);
+    assert_eq!(before.tally().unwrap(), Some(summed(&before)));
+    engine.write(&batch(&[("c", Some(b"3"))])).unwrap();
+    let after = killed("after.redb");
+    assert_eq!(after.get(b"a").unwrap(), None);
+    assert_eq!(after.get(b"b").unwrap().unwrap(), long);
+    assert_eq!(after.get(b"c").unwrap().unwrap(), &b"3"[..]);
+    assert_eq!(after.tally().unwrap(), Some(summed(&after)));
+}
+
 /// A bit of these bytes, which are in the file once or more, turned over each time they are there.
 fn flip(path: &Path, part: &[u8]) {
     let mut bytes = fs::read(path).unwrap();

@@ -1,0 +1,51 @@
+//! Work that nobody waits for, on a thread that leaves the cores to those that somebody waits for.
+//!
+//! Promises: the thread's priority is lower by a fixed step than its maker's, whatever that is, and only that thread's. It may hold locks
+//! that others of its kind or the committer wait for. A lock that requests wait for must not be taken here: it would be held for as long as
+//! others have the cores.
+
+use std::panic::resume_unwind;
+use std::thread;
+
+use parking_lot::Mutex;
+
+/// Steps of nice: about a tenth of a thread's share of a core.
+const NICER_BY: i32 = 10;
+
+/// Runs `work` there and waits for it. When there is no thread to be had, it is done here.
+pub(crate) fn run<T: Send>(name: &str, work: impl FnOnce() -> T + Send) -> T {
+    let work = Mutex::new(Some(work));
+    let take = || work.lock().take().expect("one of two places takes it");
+    thread::scope(|scope| {
+        let named = thread::Builder::new().name(name.to_owned());
+        let spawned = named.spawn_scoped(scope, || {
+            // Of the calling thread alone, on Linux. Without it the work is only more noticed.
+            rustix::process::nice(NICER_BY).ok();
+            take()()
+        });
+        match spawned {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(_) => take()(),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::getpriority_process;
+
+    #[test]
+    fn the_work_is_nicer_and_nobody_else_is() {
+        let before = getpriority_process(None).unwrap();
+        let during = run("background", || getpriority_process(None).unwrap());
+        assert_eq!(during, (before + NICER_BY).min(19));
+        assert_eq!(getpriority_process(None).unwrap(), before);
+    }
+
+    #[test]
+    #[should_panic(expected = "as it was")]
+    fn a_panic_is_handed_on() {
+        run("background", || panic!("as it was"));
+    }
+}
