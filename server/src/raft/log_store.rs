@@ -26,7 +26,7 @@ use crate::raft::command::{
 use crate::raft::node::Failure;
 
 /// Decoded entries kept: enough for everything between append and apply.
-const RECENT_ENTRIES_MAX: usize = 4096;
+const RECENT_ENTRIES_MAX: usize = 2048;
 /// And their bytes.
 const RECENT_BYTES_MAX: usize = 16 << 20;
 /// What one read for replication may carry.
