@@ -169,6 +169,9 @@ const SUITES: &[Suite] = &[
     },
 ];
 
+/// Of a commit, in the report.
+const COMMIT_DIGITS: usize = 10;
+
 const ROUNDS_VARIABLE: &str = "BALLAST_ROUNDS";
 
 /// How many rounds a suite does: the first number, or the second in `make test-full`.
@@ -245,7 +248,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let failed = outcomes.iter().filter(|o| !o.passed).count();
     if let Some(path) = &args.report {
-        std::fs::write(path, report(&outcomes))
+        std::fs::write(path, report(&known))
             .with_context(|| format!("write {}", path.display()))?;
     }
     for outcome in &outcomes {
@@ -351,13 +354,26 @@ fn remove_clusters() {
     }
 }
 
-fn report(outcomes: &[Outcome]) -> String {
+/// Of every suite the last outcome on this machine, whenever it ran.
+fn report(known: &[Outcome]) -> String {
     let mut text = String::from(
-        "# The last full run\n\nWritten by `make test-full`.\n\n| suite | result | seconds |\n|---|---|---|\n",
+        "# The last full run\n\nWritten by `make test-full`, which leaves out what passed before on the same tree. Each row says of which commit it is; a `+` stands for \
+         changes beside it.\n\n| suite | result | seconds | commit |\n|---|---|---|---|\n",
     );
-    for o in outcomes {
+    for suite in SUITES {
+        let Some(o) = known.iter().find(|o| o.suite == suite.name) else {
+            let _ = writeln!(text, "| {} | not run | | |", suite.name);
+            continue;
+        };
         let word = if o.passed { "passed" } else { "failed" };
-        let _ = writeln!(text, "| {} | {word} | {} |", o.suite, o.secs);
+        let (commit, changes) = o.tree.split_once('+').unwrap_or((&o.tree, ""));
+        let short = &commit[..commit.len().min(COMMIT_DIGITS)];
+        let mark = if changes.is_empty() { "" } else { "+" };
+        let _ = writeln!(
+            text,
+            "| {} | {word} | {} | {short}{mark} |",
+            o.suite, o.secs
+        );
     }
     text
 }
