@@ -36,7 +36,7 @@ use crate::rpc::{Context, Limits, RequestIds, WholeReads};
 use crate::serve::stream::Security;
 use crate::serve::{Connections, HttpOnly, Listener, Served};
 use crate::spans::Exporting;
-use crate::tasks::{All, Tasks, tasks};
+use crate::tasks::Group;
 use crate::tls::{Tls, TlsError};
 use crate::version::Version;
 use crate::watch::{Hub, WatchMetrics};
@@ -44,6 +44,8 @@ use crate::{compactor, corrupt, metrics, version};
 
 /// How long open requests may go on once the member stops.
 const DRAIN: Duration = Duration::from_secs(2);
+/// And requests of the others, after that.
+const PEERS_DRAIN: Duration = Duration::from_millis(200);
 /// Between pings of connections that peers made.
 const PEER_PING_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a member that was removed still takes part.
@@ -89,9 +91,9 @@ pub enum StartError {
 #[derive(Debug)]
 pub struct Node {
     context: Arc<Context>,
-    stop: CancellationToken,
-    tasks: Tasks,
-    all: All,
+    serving: Group,
+    /// What the others ask. It goes on while clients are answered, who may wait for it.
+    peering: Group,
     spans: Option<Exporting>,
     /// Held to the end.
     _data_dir: DataDir,
@@ -115,7 +117,6 @@ impl Node {
         let raft = member
             .start_raft(&config, &identity, &security.peer, &data_dir)
             .await?;
-        let stop = CancellationToken::new();
         let context = Arc::new(Context {
             headers: Headers::new(&raft, &member.cluster),
             ids: Arc::new(RequestIds::new(identity.member_id)),
@@ -150,12 +151,10 @@ impl Node {
             cluster: member.cluster,
             hub: member.hub,
         });
-        let (tasks, all) = tasks();
         let node = Self {
             context,
-            stop,
-            tasks,
-            all,
+            serving: Group::default(),
+            peering: Group::default(),
             spans,
             _data_dir: data_dir,
         };
@@ -178,55 +177,55 @@ impl Node {
 
     fn start_loops(&self, config: &Config) {
         let context = &self.context;
-        self.tasks.spawn(probe_peers(
+        self.serving.tasks.spawn(probe_peers(
             Arc::clone(&context.raft),
             config.heartbeat,
-            self.stop.clone(),
+            self.serving.stop.clone(),
         ));
-        self.tasks.spawn(follow_members(
+        self.serving.tasks.spawn(follow_members(
             Arc::clone(&context.cluster),
             Arc::clone(&context.raft),
-            self.stop.clone(),
+            self.serving.stop.clone(),
         ));
-        self.tasks.spawn(expiry::follow_leadership(
+        self.serving.tasks.spawn(expiry::follow_leadership(
             Arc::clone(&context.lessor),
             Arc::clone(&context.raft),
             config.election,
-            self.stop.clone(),
+            self.serving.stop.clone(),
         ));
-        self.tasks.spawn(expiry::revoke_expired(
+        self.serving.tasks.spawn(expiry::revoke_expired(
             Arc::clone(&context.lessor),
             Arc::clone(&context.raft),
             Arc::clone(&context.ids),
-            self.stop.clone(),
+            self.serving.stop.clone(),
         ));
         if config.lease_checkpoint_interval().is_some() {
-            self.tasks.spawn(expiry::checkpoint_remaining(
+            self.serving.tasks.spawn(expiry::checkpoint_remaining(
                 Arc::clone(&context.lessor),
                 Arc::clone(&context.raft),
                 Arc::clone(&context.ids),
-                self.stop.clone(),
+                self.serving.stop.clone(),
             ));
         }
-        self.tasks.spawn(version::run(
+        self.serving.tasks.spawn(version::run(
             Arc::clone(context),
             config.downgrade_check_every,
-            self.stop.clone(),
+            self.serving.stop.clone(),
         ));
-        self.tasks.spawn(corrupt::run(
+        self.serving.tasks.spawn(corrupt::run(
             Arc::clone(context),
             config.corruption,
-            self.stop.clone(),
+            self.serving.stop.clone(),
         ));
-        self.tasks.spawn(compactor::run(
+        self.serving.tasks.spawn(compactor::run(
             Arc::clone(context),
             config.auto_compaction,
-            self.stop.clone(),
+            self.serving.stop.clone(),
         ));
-        self.tasks.spawn(defrag::follow(
+        self.serving.tasks.spawn(defrag::follow(
             Arc::clone(&context.defragmenter),
             config.auto_defrag,
-            self.stop.clone(),
+            self.serving.stop.clone(),
         ));
     }
 
@@ -313,10 +312,10 @@ impl Node {
                 Served::Peer(Box::new(mux.clone())),
                 security.of(std::slice::from_ref(url), Traffic::Http(Endpoints::Peer)),
                 settings,
-                self.tasks.clone(),
-                self.stop.clone(),
+                self.peering.tasks.clone(),
+                self.peering.stop.clone(),
             );
-            self.tasks.spawn(serving);
+            self.peering.tasks.spawn(serving);
             tracing::info!(address = %url, "serving peer traffic");
         }
         Ok(http)
@@ -355,10 +354,10 @@ impl Node {
                 served,
                 security.of(&urls, traffic),
                 settings,
-                self.tasks.clone(),
-                self.stop.clone(),
+                self.serving.tasks.clone(),
+                self.serving.stop.clone(),
             );
-            self.tasks.spawn(serving);
+            self.serving.tasks.spawn(serving);
             for url in urls {
                 traffic.tell(&url, split);
             }
@@ -405,13 +404,13 @@ impl Node {
     pub async fn stop(mut self) -> Result<(), StorageError> {
         tracing::info!("stopping");
         self.context.raft.hand_over().await;
-        self.stop.cancel();
         self.context.hub.close();
-        drop(self.tasks);
-        if tokio::time::timeout(DRAIN, self.all.ended()).await.is_err() {
+        if !self.serving.end(DRAIN).await {
             tracing::warn!("closing connections that did not end by themselves");
         }
         self.context.raft.shutdown().await;
+        // Their streams end with Raft, not before: they are as long as this member's life.
+        self.peering.end(PEERS_DRAIN).await;
         let store = Arc::clone(&self.context.store);
         let spans = self.spans.take();
         let closed = tokio::task::spawn_blocking(move || {

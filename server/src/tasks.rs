@@ -1,6 +1,38 @@
 //! The tasks of a member, so that its end can wait for theirs.
 
+use std::time::Duration;
+
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// Tasks that are told to end together, and waited for.
+#[derive(Debug)]
+pub struct Group {
+    pub stop: CancellationToken,
+    pub tasks: Tasks,
+    all: All,
+}
+
+impl Default for Group {
+    fn default() -> Self {
+        let (tasks, all) = tasks();
+        Self {
+            stop: CancellationToken::new(),
+            tasks,
+            all,
+        }
+    }
+}
+
+impl Group {
+    /// Tells all to end; false when some had not after `patience`.
+    pub async fn end(mut self, patience: Duration) -> bool {
+        self.stop.cancel();
+        drop(self.tasks);
+        let ended = tokio::time::timeout(patience, self.all.ended()).await;
+        ended.is_ok()
+    }
+}
 
 /// Spawns tasks that [`All::ended`] waits for. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -11,9 +43,9 @@ pub struct Tasks {
 
 /// Knows when all tasks have ended.
 #[derive(Debug)]
-pub struct All(mpsc::Receiver<()>);
+struct All(mpsc::Receiver<()>);
 
-pub fn tasks() -> (Tasks, All) {
+fn tasks() -> (Tasks, All) {
     let (open, all) = mpsc::channel(1);
     (Tasks { open }, All(all))
 }
@@ -34,7 +66,7 @@ impl Tasks {
 
 impl All {
     /// Resolves once every task has ended and every [`Tasks`] is gone.
-    pub async fn ended(&mut self) {
+    async fn ended(&mut self) {
         while self.0.recv().await.is_some() {}
     }
 }

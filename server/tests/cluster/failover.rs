@@ -229,3 +229,20 @@ async fn a_member_that_was_restarted_votes_for_nobody_at_once() {
     let took = begun.elapsed();
     assert!(took >= HELD, "it would vote after {took:?}");
 }
+
+/// What the others have open with it ends with it, and is not waited for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_stops_is_gone_at_once() {
+    let mut cluster = Cluster::start(3, &[]).await;
+    for member in &cluster.members {
+        member.put("k", "v").await.unwrap();
+    }
+    let leader = cluster.leader().await;
+    cluster.stop(leader).await;
+    let stopped = &cluster.members[leader];
+    stopped.logged("\"stopped\"").await;
+    let log = stopped.log();
+    assert!(!log.contains("did not end by themselves"), "{log}");
+    cluster.members.remove(leader);
+    cluster.members[0].put_eventually("k", "w").await;
+}
