@@ -337,11 +337,6 @@ pub fn start(member_id: u64, config: &Config) {
     );
     LazyLock::force(&CLUSTER_VERSIONS);
     constant(
-        "etcd_network_known_peers",
-        "The current number of known peers.",
-        &[("Local", &id), ("Remote", &id)],
-    );
-    constant(
         "ballast_version",
         "Which version of Ballast is running.",
         &[("version", env!("CARGO_PKG_VERSION"))],
@@ -506,6 +501,12 @@ pub fn render(context: &Context) -> Vec<u8> {
             .with_label_values(&[format!("{:x}", alarm.member_id).as_str(), name])
             .set(1.0);
     }
+    let members: Vec<u64> = context.cluster.members().iter().map(|m| m.id).collect();
+    peer::know(
+        context.cluster.member_id,
+        &members,
+        &context.cluster.removed(),
+    );
     count_files();
     grpc::collect_sent_bytes();
     let mut text = Vec::new();

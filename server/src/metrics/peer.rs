@@ -40,6 +40,13 @@ fn histograms_of(name: &str, help: &str, label: &str, first: f64, count: usize) 
     histograms
 }
 
+static KNOWN: LazyLock<IntGaugeVec> = LazyLock::new(|| {
+    gauges_of(
+        "etcd_network_known_peers",
+        "The current number of known peers.",
+        &["Local", "Remote"],
+    )
+});
 static ACTIVE: LazyLock<IntGaugeVec> = LazyLock::new(|| {
     gauges_of(
         "etcd_network_active_peers",
@@ -238,6 +245,19 @@ impl PeerMetrics {
 
     pub fn answered_in(&self, took: Duration) {
         self.round_trips.observe(took.as_secs_f64());
+    }
+}
+
+/// Who is in the cluster, this member too, and who was; as etcd tells it.
+pub fn know(local: u64, members: &[u64], removed: &[u64]) {
+    let local = format!("{local:x}");
+    for (ids, known) in [(members, 1), (removed, 0)] {
+        for id in ids {
+            let remote = format!("{id:x}");
+            KNOWN
+                .with_label_values(&[local.as_str(), remote.as_str()])
+                .set(known);
+        }
     }
 }
 

@@ -13,6 +13,8 @@ use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::maintenance_client::MaintenanceClient;
 use rustix::process::Signal;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
@@ -164,6 +166,19 @@ impl Member {
     pub(crate) async fn id(&self) -> u64 {
         let status = eventually("status", || async { self.status().await.ok() }).await;
         status.header.unwrap().member_id
+    }
+
+    /// What /metrics tells.
+    pub(crate) async fn metrics(&self) -> String {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.client_port))
+            .await
+            .unwrap();
+        // The older version knows no chunks.
+        let request = b"GET /metrics HTTP/1.0\r\n\r\n";
+        stream.write_all(request).await.unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.unwrap();
+        text
     }
 
     /// Its hash and the revision it is of.

@@ -3,7 +3,7 @@
 use ballast_api::etcdserverpb as pb;
 use tonic::Code;
 
-use crate::harness::{Cluster, eventually, is};
+use crate::harness::{Cluster, Member, eventually, is};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_grows_to_three_and_five_through_learners_and_shrinks_again() {
@@ -153,9 +153,20 @@ async fn a_removed_member_stays_out() {
     let leader = cluster.leader().await;
     let gone = (leader + 1) % 3;
     let id = cluster.members[gone].id().await;
+    let own = cluster.members[leader].id().await;
+    let other = cluster.members[3 - leader - gone].id().await;
+    let known = async |member: &Member| {
+        let told = member.metrics().await;
+        [own, other, id].map(|id| {
+            let series = format!("known_peers{{Local=\"{own:x}\",Remote=\"{id:x}\"}} 1");
+            told.contains(&series)
+        })
+    };
+    assert_eq!(known(&cluster.members[leader]).await, [true, true, true]);
     let request = pb::MemberRemoveRequest { id };
     let mut client = cluster.members[leader].cluster();
     client.member_remove(request).await.unwrap();
+    assert_eq!(known(&cluster.members[leader]).await, [true, true, false]);
     let refused = client.member_remove(request).await.unwrap_err();
     assert!(is(&refused, Code::NotFound, "etcdserver: member not found"));
     let text = "the member has been permanently removed from the cluster";
