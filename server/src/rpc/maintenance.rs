@@ -172,7 +172,9 @@ impl Maintenance for MaintenanceService {
             let moved = self.0.raft.transfer_leadership(target);
             let moved = tokio::time::timeout(self.0.limits.request_timeout, moved).await;
             if !moved.unwrap_or_default() {
-                return Err(Error::Timeout.into());
+                return Err(Status::unknown(
+                    "etcdserver: request timed out, leader transfer took too long",
+                ));
             }
         }
         Ok(Response::new(pb::MoveLeaderResponse::default()))

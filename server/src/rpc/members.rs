@@ -139,7 +139,10 @@ fn derive(context: &Context, asked: Asked) -> Result<Change, Error> {
             let urls = peer_urls(&add.peer_ur_ls)?;
             may_add(context, &members, add.is_learner)?;
             let id = new_id(&urls, context.rules.clock);
-            if find(id).is_some() || context.cluster.is_removed(id) {
+            if context.cluster.is_removed(id) {
+                return Err(Error::MemberNotFound);
+            }
+            if find(id).is_some() {
                 return Err(Error::MemberExist);
             }
             check_urls_are_free(&members, &urls, None)?;

@@ -13,6 +13,7 @@ pub mod call;
 pub mod check;
 pub mod cluster;
 pub mod header;
+mod http2_debug;
 pub mod kv;
 pub mod lease;
 pub mod limit;

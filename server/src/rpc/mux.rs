@@ -26,6 +26,7 @@ use super::Context;
 use super::auth::AuthService;
 use super::call::{Call, Handling};
 use super::cluster::ClusterService;
+use super::http2_debug;
 use super::kv::KvService;
 use super::lease::LeaseService;
 use super::limit::LimitedBody;
@@ -134,6 +135,7 @@ impl Mux {
                 None,
             );
         }
+        http2_debug::tell(request.uri());
         let path = request.uri().path();
         let Some((service, method)) = path.strip_prefix('/').and_then(|path| path.split_once('/'))
         else {
@@ -154,11 +156,11 @@ impl Mux {
             .headers()
             .get(REQUIRE_LEADER)
             .is_some_and(|value| value == "true");
-        if requires_leader && self.leadership.borrow().leader == 0 {
-            return Box::pin(async { Ok(Status::from(Error::NoLeader).into_http()) });
-        }
         if !LEARNERS_TOO.contains(&request.uri().path()) && self.members.is_learner() {
             return Box::pin(async { Ok(Status::from(Error::NotSupportedForLearner).into_http()) });
+        }
+        if requires_leader && self.leadership.borrow().leader == 0 {
+            return Box::pin(async { Ok(Status::from(Error::NoLeader).into_http()) });
         }
         match service {
             "etcdserverpb.KV" => self.kv.call(request),
