@@ -1,11 +1,10 @@
 //! Other projects' suites, run against the program under test: etcd's black-box tests and Kubernetes' storage tests.
 //!
-//! Both are Go modules, pinned by a go.mod and go.sum below `e2e/go`. They are compiled once into the cache, from a copy of the module in
-//! which one thing is changed: the default size of a cluster (etcd), the package that starts a server (Kubernetes). Nothing of theirs is
-//! kept in this repository.
+//! Both are Go modules, pinned by a go.mod and go.sum below `e2e/go`. They are compiled once into the cache, from a copy of the module:
+//! etcd's as it is, Kubernetes' with another package to start a server. Nothing of theirs is kept in this repository.
 //!
 //! Promises: the outcome is held to a list in `e2e/expected`; a failure or a pass that is not on it fails the run, and so does a test on
-//! the list that did not run. The last line is `N passed, N failed`.
+//! the list that did not run. What the list leaves out is not run. The last line is `N passed, N failed`.
 //! Not here: building etcd's tools, which the suites use (`tools`).
 
 use std::collections::BTreeMap;
@@ -22,7 +21,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
-use crate::peers_list::{Expected, Outcome};
+use crate::peers_list::{Expected, Extent, Outcome};
 use crate::progress::Progress;
 use crate::store_server::Program;
 use crate::up::say;
@@ -32,7 +31,10 @@ use crate::{paths, tools, wait};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     suite: Suite,
-    /// Only tests matching this pattern of `go test -run`; the rest of the list is then not asked for.
+    /// Also what the list calls long.
+    #[arg(long)]
+    long: bool,
+    /// Only tests matching this pattern of `go test -run`, long or not; the rest of the list is then not asked for.
     #[arg(long)]
     run: Option<String>,
     /// Seconds after which the run is ended as failed.
@@ -49,23 +51,28 @@ pub struct Args {
 /// The suites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Suite {
-    /// etcd's `tests/common`: the parts that one member without TLS and auth answers.
+    /// etcd's `tests/common`: black-box tests that etcd also runs within a process.
     EtcdCommon,
+    /// etcd's `tests/e2e`: those that need processes.
+    EtcdE2e,
     /// The tests of `k8s.io/apiserver/pkg/storage/etcd3`.
     K8sStorage,
 }
 
 /// Everything in which the suites differ.
 struct Definition {
-    /// Folder below `e2e/go`, and name in the cache.
+    /// Of what is compiled, in the cache.
+    name: &'static str,
+    /// Folder below `e2e/go`.
     module_folder: &'static str,
     expected: &'static str,
     module: &'static str,
     /// Of the test, inside the module.
     package: &'static str,
-    pattern: &'static str,
     unit: Unit,
     budget: Duration,
+    /// Of everything, when that takes longer.
+    long_budget: Duration,
 }
 
 /// What one line of a list names.
@@ -81,29 +88,46 @@ impl Suite {
     fn definition(self) -> Definition {
         match self {
             Suite::EtcdCommon => Definition {
-                module_folder: "etcdtests",
+                name: "etcd-common",
                 expected: "etcd-common.txt",
-                module: "go.etcd.io/etcd/tests/v3",
                 package: "common",
-                // TestKVGetNoQuorum and TestEndpointHashKV need three members by their nature; the other TestVerifyHashKV tests skip themselves on one.
-                pattern: "^(TestKVPut|TestKVGet|TestKVGetStream|TestKVDelete|TestTxn.*|TestCompact|TestLease.*|TestWatch|TestStatus\
-                          |TestAlarm.*|TestDefragOnline|TestVerifyHashKVAfterCompactAndDefrag|TestEndpointStatus|TestEndpointHealth)$\
-                          /^(NoTLS|NoPhysical|Physical)",
-                unit: Unit::Leaves,
-                budget: Duration::from_mins(7),
+                ..ETCD
+            },
+            Suite::EtcdE2e => Definition {
+                name: "etcd-e2e",
+                expected: "etcd-e2e.txt",
+                package: "e2e",
+                ..ETCD
             },
             Suite::K8sStorage => Definition {
+                name: "k8sstorage",
                 module_folder: "k8sstorage",
                 expected: "k8s-storage.txt",
                 module: "k8s.io/apiserver",
                 package: "pkg/storage/etcd3",
-                pattern: ".*",
                 unit: Unit::Functions,
                 budget: Duration::from_mins(10),
+                long_budget: Duration::from_mins(10),
             },
         }
     }
+
+    fn is_etcds(self) -> bool {
+        matches!(self, Suite::EtcdCommon | Suite::EtcdE2e)
+    }
 }
+
+/// What etcd's packages share.
+const ETCD: Definition = Definition {
+    name: "",
+    module_folder: "etcdtests",
+    expected: "",
+    module: "go.etcd.io/etcd/tests/v3",
+    package: "",
+    unit: Unit::Leaves,
+    budget: Duration::from_mins(7),
+    long_budget: Duration::from_mins(40),
+};
 
 /// Runs one suite against the program under test.
 pub fn run(args: &Args) -> Result<()> {
@@ -113,6 +137,14 @@ pub fn run(args: &Args) -> Result<()> {
     let list = paths::repository()
         .join("e2e/expected")
         .join(definition.expected);
+    let text =
+        std::fs::read_to_string(&list).with_context(|| format!("read {}", list.display()))?;
+    let expected = Expected::parse(&text).with_context(|| list.display().to_string())?;
+    let extent = match (&args.run, args.long) {
+        (Some(_), _) => Extent::Some,
+        (None, true) => Extent::Long,
+        (None, false) => Extent::Short,
+    };
     let built = build(args.suite, &definition)?;
 
     let bin_dir = tempfile::tempdir()?;
@@ -120,41 +152,46 @@ pub fn run(args: &Args) -> Result<()> {
     for name in ["etcdctl", "etcdutl"] {
         symlink(tools::path(name)?, bin_dir.path().join(name))?;
     }
-    let budget = args
-        .budget_secs
-        .map_or(definition.budget, Duration::from_secs);
+    let default = match extent {
+        Extent::Short => definition.budget,
+        Extent::Long | Extent::Some => definition.long_budget,
+    };
+    let budget = args.budget_secs.map_or(default, Duration::from_secs);
     let mut command = Command::new("go");
     command
         .args(["tool", "test2json", "-t", "-p", definition.package])
         .arg(&built.binary)
         .args(["-test.v=test2json", "-test.run"])
-        .arg(args.run.as_deref().unwrap_or(definition.pattern))
+        .arg(args.run.as_deref().unwrap_or("."))
         .arg(format!("-test.timeout={}s", budget.as_secs()))
         .current_dir(&built.folder)
         .env("BALLAST_BIN", &program.path);
-    if args.suite == Suite::EtcdCommon {
-        command
-            .env("E2E_TEST_MINIMAL", "true")
-            .arg("--bin-dir")
-            .arg(bin_dir.path());
+    let skips = expected.skips(extent);
+    if !skips.is_empty() {
+        command.arg(format!("-test.skip={skips}"));
+    }
+    if args.suite.is_etcds() {
+        forget_data(&built.folder)?;
+        if extent == Extent::Short {
+            command.env("E2E_TEST_MINIMAL", "true");
+        }
+        command.arg("--bin-dir").arg(bin_dir.path());
     }
     say(&format!(
         "{}: {} of {}",
         program.name, definition.package, definition.module
     ));
     let mut run = watch_run(command, budget, args.verbose)?;
-    run.outcomes = definition.unit.of(run.outcomes);
+    run.outcomes = expected.without_hulls(definition.unit.of(run.outcomes));
 
-    if args.write_expected {
-        let head = std::fs::read_to_string(&list)
-            .map(|text| Expected::head(&text))
-            .unwrap_or_default();
-        std::fs::write(&list, Expected::render(&head, &run.outcomes))?;
-    }
-    let text =
-        std::fs::read_to_string(&list).with_context(|| format!("read {}", list.display()))?;
-    let expected = Expected::parse(&text).with_context(|| list.display().to_string())?;
-    let mut complaints = expected.judge(&run.outcomes, args.run.is_none());
+    let expected = if args.write_expected {
+        let text = expected.render(&run.outcomes, extent);
+        std::fs::write(&list, &text)?;
+        Expected::parse(&text).with_context(|| list.display().to_string())?
+    } else {
+        expected
+    };
+    let mut complaints = expected.judge(&run.outcomes, extent);
     if run.overran {
         complaints.push(format!("over its budget of {budget:?}"));
     }
@@ -198,7 +235,7 @@ fn build(suite: Suite, definition: &Definition) -> Result<Built> {
         .join("e2e/go")
         .join(definition.module_folder);
     let cache = paths::cache()?.join("peers");
-    let work = cache.join(format!("{}-{}", definition.module_folder, hash(&source)?));
+    let work = cache.join(format!("{}-{}", definition.name, hash(&source)?));
     let copy = work.join("module");
     let built = Built {
         binary: work.join("suite.test"),
@@ -219,18 +256,7 @@ fn build(suite: Suite, definition: &Definition) -> Result<Built> {
     )?;
     copy_tree(Path::new(from.trim()), &copy)?;
     match suite {
-        Suite::EtcdCommon => {
-            // Tests that name no size get one member instead of three.
-            let file = copy.join("framework/config/cluster.go");
-            let text = std::fs::read_to_string(&file)?;
-            let changed = text.replacen("ClusterSize:         3,", "ClusterSize:         1,", 1);
-            if changed == text {
-                bail!(
-                    "{} no longer sets a default size where it did",
-                    file.display()
-                );
-            }
-            std::fs::write(&file, changed)?;
+        Suite::EtcdCommon | Suite::EtcdE2e => {
             for file in ["go.mod", "go.sum"] {
                 std::fs::copy(source.join(file), work.join(file))?;
             }
@@ -272,6 +298,20 @@ fn build(suite: Suite, definition: &Definition) -> Result<Built> {
     // The name appears only with the whole file.
     std::fs::rename(work.join("suite.tmp"), &built.binary)?;
     Ok(built)
+}
+
+/// Some of etcd's tests have servers keep their data in the working directory, and begin with none.
+fn forget_data(folder: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "etcd")
+        {
+            std::fs::remove_dir_all(&path).with_context(|| format!("clear {}", path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 /// Over all files of the folder and the compiler's version.

@@ -155,6 +155,19 @@ const SUITES: &[Suite] = &[
     test("kube_pods", Group::Kube, 400),
     test("operator_storecluster", Group::Kube, 1_000),
     own("etcd-common", Group::Peers, 900, &["peers", "etcd-common"]),
+    own("etcd-e2e", Group::Peers, 900, &["peers", "etcd-e2e"]),
+    full_only(own(
+        "etcd-common-long",
+        Group::Peers,
+        3_000,
+        &["peers", "etcd-common", "--long"],
+    )),
+    full_only(own(
+        "etcd-e2e-long",
+        Group::Peers,
+        3_000,
+        &["peers", "etcd-e2e", "--long"],
+    )),
     own(
         "k8s-storage",
         Group::Peers,
