@@ -13,11 +13,10 @@ use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::maintenance_client::MaintenanceClient;
 use rustix::process::Signal;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
+use crate::get::get;
 use crate::ports::free_port;
 
 /// Whatever is waited for comes within this, also on a busy machine.
@@ -170,14 +169,7 @@ impl Member {
 
     /// What /metrics tells.
     pub(crate) async fn metrics(&self) -> String {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.client_port))
-            .await
-            .unwrap();
-        // The older version knows no chunks.
-        let request = b"GET /metrics HTTP/1.0\r\n\r\n";
-        stream.write_all(request).await.unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).await.unwrap();
+        let (_, text) = get(&format!("{}/metrics", self.client_url())).await;
         text
     }
 

@@ -7,7 +7,6 @@ use pb::downgrade_request::DowngradeAction;
 use prost::Message as _;
 use tonic::{Code, Status};
 
-use crate::get::get;
 use crate::harness::{Cluster, Member, eventually, introduced};
 
 async fn ask(member: &Member, action: DowngradeAction, version: &str) -> Result<String, Status> {
@@ -36,7 +35,7 @@ async fn until_version(cluster: &Cluster, expected: &str) {
 
 /// The metric says that this, without the patch, is the cluster's version, and no other.
 async fn version_is_measured(member: &Member, expected: &str) {
-    let (_, metrics) = get(&format!("{}/metrics", member.client_url())).await;
+    let metrics = member.metrics().await;
     let line = |line: &&str| line.starts_with("etcd_cluster_version{") && line.ends_with(" 1");
     let told: Vec<&str> = metrics.lines().filter(line).collect();
     let expected = format!("etcd_cluster_version{{cluster_version=\"{expected}\"}} 1");
