@@ -24,6 +24,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams, WatchEvent};
+use pb::watch_request::RequestUnion;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
@@ -393,21 +394,24 @@ async fn history(store: &Store, from: i64) -> Result<Vec<Change>> {
         start_revision: from + 1,
         ..pb::WatchCreateRequest::default()
     };
-    let (sender, receiver) = tokio::sync::mpsc::channel(2);
-    for union in [
-        pb::watch_request::RequestUnion::CreateRequest(create),
-        // Answered when everything up to now was told.
-        pb::watch_request::RequestUnion::ProgressRequest(pb::WatchProgressRequest {}),
-    ] {
+    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    let ask = async |union| {
         let request_union = Some(union);
-        sender.send(pb::WatchRequest { request_union }).await?;
-    }
+        sender.send(pb::WatchRequest { request_union }).await
+    };
+    ask(RequestUnion::CreateRequest(create)).await?;
     let requests = ReceiverStream::new(receiver);
     let mut stream = store.watch.clone().watch(requests).await?.into_inner();
     let mut changes = Vec::new();
+    let end = now() + SOON;
     loop {
-        let next = tokio::time::timeout(SOON, stream.next());
-        let response = next.await?.context("the store's watch ended")??;
+        ensure!(now() < end, "the history does not end");
+        let Ok(next) = tokio::time::timeout(Duration::from_millis(500), stream.next()).await else {
+            // Answered when everything up to then was told; etcd answers none that comes before.
+            ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await?;
+            continue;
+        };
+        let response = next.context("the store's watch ended")??;
         ensure!(!response.canceled, "{}", response.cancel_reason);
         if response.events.is_empty() && !response.created {
             let at = response.header.context("a header")?.revision;
