@@ -151,7 +151,7 @@ const SUITES: &[Suite] = &[
     // Standing a cluster up takes half a minute when the machine is idle, and three when it is not.
     test("kube_objects", Group::Kube, 300),
     test("kube_compaction", Group::Kube, 400),
-    full_only(test("kube_leader_kill", Group::Kube, 400)),
+    test("kube_leader_kill", Group::Kube, 400),
     test("kube_pods", Group::Kube, 400),
     test("operator_storecluster", Group::Kube, 1_000),
     own("etcd-common", Group::Peers, 900, &["peers", "etcd-common"]),
