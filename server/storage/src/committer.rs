@@ -29,6 +29,7 @@ use crate::clock;
 use crate::error::StorageError;
 use crate::mvcc::revision::Revision;
 use crate::observer::{StoreObserver, Unobserved};
+use crate::runner::Wait;
 use crate::schema::{Table, meta};
 
 /// Bytes that may wait before the apply path has to: several batches, so that it waits for a slow disk only.
@@ -80,6 +81,9 @@ pub struct Limits {
 
 type FailureCall = Box<dyn FnOnce(Arc<StorageError>) + Send>;
 
+/// Called once what was queued is in the engine, or it is known that it never will be.
+pub type FlushCall = Box<dyn FnOnce(Result<LogPosition, StorageError>) + Send>;
+
 /// The queue between apply and the engine.
 pub struct Committer {
     limits: Limits,
@@ -112,6 +116,8 @@ struct State {
     written: u64,
     /// Somebody waits until this many are written.
     wanted: u64,
+    /// Whom to call when so many are written; ascending.
+    flushes: VecDeque<(u64, FlushCall)>,
     /// When the oldest waiting entry is due.
     due: Option<Instant>,
     /// Something waits and none of it may go: the log has to be synced first.
@@ -221,6 +227,37 @@ impl Committer {
         Ok(self.durable())
     }
 
+    /// As [`Self::flush`], without waiting. The call comes from the committer's thread, or at once.
+    pub fn on_flushed(&self, call: FlushCall) {
+        let mut state = self.state.lock();
+        let upto = state.pushed;
+        if state.written < upto && !state.is_over() {
+            state.wanted = upto;
+            state.flushes.push_back((upto, call));
+            self.work.notify_one();
+            return;
+        }
+        let result = if state.written < upto {
+            Err(state.why_over())
+        } else {
+            Ok(state.durable)
+        };
+        drop(state);
+        call(result);
+    }
+
+    /// Nothing is written any more.
+    fn refuse_flushes(&self) {
+        let refused: Vec<_> = {
+            let mut state = self.state.lock();
+            let calls = std::mem::take(&mut state.flushes).into_iter();
+            calls.map(|(_, call)| (call, state.why_over())).collect()
+        };
+        for (call, why) in refused {
+            call(Err(why));
+        }
+    }
+
     /// Waits until entry number `upto` is in the engine.
     pub fn wait_written(&self, upto: u64) -> Result<(), StorageError> {
         let mut state = self.state.lock();
@@ -229,15 +266,8 @@ impl Committer {
             self.work.notify_one();
         }
         while state.written < upto {
-            if let Some(failure) = &state.failure {
-                return Err(StorageError::Stopped {
-                    first: failure.to_string(),
-                });
-            }
-            if state.stopped {
-                return Err(StorageError::Stopped {
-                    first: "the store is closed".to_owned(),
-                });
+            if state.is_over() {
+                return Err(state.why_over());
             }
             self.progress.wait(&mut state);
         }
@@ -272,6 +302,7 @@ impl Committer {
         drop(state);
         self.work.notify_all();
         self.progress.notify_all();
+        self.refuse_flushes();
         if let Some(call) = call {
             call(failure);
         }
@@ -294,6 +325,7 @@ impl Committer {
         self.state.lock().stopped = true;
         self.work.notify_all();
         self.progress.notify_all();
+        self.refuse_flushes();
     }
 
     /// Those of these records that are still on their way, in their order.
@@ -389,22 +421,26 @@ impl Committer {
         Ok(())
     }
 
-    /// The committer's thread.
-    pub fn run(&self) {
-        while let Some(entries) = self.next_entries() {
-            let batch = batch_of(&entries);
-            let written = self.write(&mut self.writing.lock(), &batch, false);
-            match written {
-                Ok(()) => self.finish(&entries),
-                Err(error) => self.fail(error),
-            }
+    /// One step of the committer: a batch. False at the end.
+    pub fn step(&self, wait: Wait) -> bool {
+        let Some(entries) = self.next_entries(wait) else {
+            self.abandon();
+            return false;
+        };
+        if entries.is_empty() {
+            return true;
         }
-        self.state.lock().stopped = true;
-        self.progress.notify_all();
+        let batch = batch_of(&entries);
+        let written = self.write(&mut self.writing.lock(), &batch, false);
+        match written {
+            Ok(()) => self.finish(&entries),
+            Err(error) => self.fail(error),
+        }
+        true
     }
 
-    /// Waits for entries to write: those due, or all that may go when somebody waits. None at the end.
-    fn next_entries(&self) -> Option<Vec<Arc<Pending>>> {
+    /// Entries to write: those due, or all that may go when somebody waits for them or nobody waits here. None at the end.
+    fn next_entries(&self, wait: Wait) -> Option<Vec<Arc<Pending>>> {
         let mut state = self.state.lock();
         loop {
             if state.stopped || state.failure.is_some() {
@@ -415,12 +451,16 @@ impl Committer {
                 if state.closing {
                     return None;
                 }
+                if wait == Wait::No {
+                    return Some(Vec::new());
+                }
                 state.starved = !state.queue.is_empty();
                 self.work.wait(&mut state);
                 state.starved = false;
                 continue;
             }
-            let urgent = state.closing
+            let urgent = wait == Wait::No
+                || state.closing
                 || state.wanted > state.written
                 || state.is_full(self.limits.batch_limit);
             let due = state.due.unwrap_or_else(clock::now);
@@ -441,14 +481,30 @@ impl Committer {
         }
         state.written += entries.len() as u64;
         state.due = (!state.queue.is_empty()).then(|| clock::now() + self.limits.batch_interval);
+        let flushed = state
+            .flushes
+            .partition_point(|(upto, _)| *upto <= state.written);
+        let flushed: Vec<_> = state.flushes.drain(..flushed).collect();
+        let durable = state.durable;
         drop(state);
         self.progress.notify_all();
+        for (_, call) in flushed {
+            call(Ok(durable));
+        }
     }
 }
 
 impl State {
     fn is_over(&self) -> bool {
         self.failure.is_some() || self.stopped
+    }
+
+    /// Why nothing is written any more.
+    fn why_over(&self) -> StorageError {
+        let failure = self.failure.as_ref();
+        StorageError::Stopped {
+            first: failure.map_or_else(|| "the store is closed".to_owned(), ToString::to_string),
+        }
     }
 
     fn is_full(&self, batch_limit: usize) -> bool {

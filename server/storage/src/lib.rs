@@ -22,6 +22,7 @@ pub mod error;
 mod files;
 pub mod mvcc;
 pub mod observer;
+pub mod runner;
 pub mod schema;
 pub mod wal;
 

@@ -37,8 +37,12 @@ pub(crate) use writer::nonce;
 
 use crate::LogPosition;
 use crate::error::StorageError;
+use crate::runner::{Runner, Threads};
 use record::{ENTRY_FIXED_BYTES, Record, record_bytes};
 use segment::Segment;
+
+/// A segment's size, as etcd's.
+pub const SEGMENT_BYTES: u64 = 64 << 20;
 
 /// Called once, from the writer's thread: the record is synced, or never will be.
 pub type Done = Box<dyn FnOnce(Result<(), Arc<StorageError>>) + Send>;
@@ -95,7 +99,7 @@ impl WalOptions {
             dir: dir.into(),
             identity,
             start: LogPosition::default(),
-            segment_bytes: 64 << 20,
+            segment_bytes: SEGMENT_BYTES,
             max_wals: 5,
             group_bytes_max: 16 << 20,
             cache_bytes: 4 << 20,
@@ -206,6 +210,7 @@ struct Shared {
 /// An open log. Cheap calls, any thread; the disk is waited for on the writer's.
 pub struct Wal {
     shared: Arc<Shared>,
+    /// None when somebody else takes the writer's steps, and after the end.
     writer: Mutex<Option<JoinHandle<()>>>,
     /// Holds the lock on the directory.
     _lock: File,
@@ -222,6 +227,11 @@ impl std::fmt::Debug for Wal {
 impl Wal {
     /// Opens the log of a directory, or begins one at `options.start` when there is none.
     pub fn open(options: WalOptions) -> Result<Arc<Self>, StorageError> {
+        Self::open_on(options, &Threads)
+    }
+
+    /// As [`Self::open`]; `runner` takes the steps of the writer.
+    pub fn open_on(options: WalOptions, runner: &dyn Runner) -> Result<Arc<Self>, StorageError> {
         foreign::check_wal_dir(&options.dir)?;
         crate::dirs::make(&options.dir, 0o700)?;
         let lock = lock_dir(&options.dir)?;
@@ -233,10 +243,10 @@ impl Wal {
             work: Condvar::new(),
             options,
         });
-        let writer = writer::start(&shared, tail)?;
+        let writer = writer::start(&shared, tail, runner)?;
         Ok(Arc::new(Self {
             shared,
-            writer: Mutex::new(Some(writer)),
+            writer: Mutex::new(writer),
             _lock: lock,
         }))
     }

@@ -89,7 +89,7 @@ fn with_committer(limits: Limits, test: impl FnOnce(&Committer, &Memory)) {
         limits,
     );
     std::thread::scope(|scope| {
-        let thread = scope.spawn(|| committer.run());
+        let thread = scope.spawn(|| while committer.step(Wait::ForWork) {});
         let outcome =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&committer, &engine)));
         committer.abandon();
@@ -222,4 +222,43 @@ fn who_follows_learns_every_key_written() {
         assert!(keys.contains(&Bytes::from_static(b"gone")));
         assert_eq!(keys.iter().filter(|key| key[0] == b'k').count(), 2);
     });
+}
+
+#[test]
+fn without_a_thread_a_step_writes_what_may_go_and_calls_those_who_asked_for_it() {
+    let engine = Arc::new(Memory::default());
+    let committer = Committer::new(
+        Arc::clone(&engine) as Arc<dyn Engine>,
+        LogPosition::default(),
+        LAZY,
+    );
+    let (told, hears) = std::sync::mpsc::channel();
+    let ask = |what: &'static str| {
+        let told = told.clone();
+        committer.on_flushed(Box::new(move |result| {
+            told.send((what, result.map(|at| at.index).ok())).unwrap();
+        }));
+    };
+    ask("nothing waits");
+    committer.push(entry(1));
+    ask("the first");
+    committer.push(entry(2));
+    ask("both");
+    assert!(committer.step(Wait::No), "the log is not synced");
+    committer.set_log_synced(1);
+    assert!(committer.step(Wait::No));
+    assert_eq!(engine.batches.lock().len(), 1);
+    committer.abandon();
+    assert!(!committer.step(Wait::No));
+    ask("too late");
+    let heard: Vec<_> = hears.try_iter().collect();
+    assert_eq!(
+        heard,
+        [
+            ("nothing waits", Some(0)),
+            ("the first", Some(1)),
+            ("both", None),
+            ("too late", None)
+        ]
+    );
 }

@@ -30,6 +30,7 @@ use crate::mvcc::revision::Revision;
 use crate::mvcc::store::{Picture, Shared, Store, StoreOptions};
 use crate::mvcc::tree::Tree;
 use crate::mvcc::values::Values;
+use crate::runner::{Runner, Threads, Wait, Worker};
 use crate::schema::{self, Table, meta};
 
 /// The layout this release writes.
@@ -42,6 +43,11 @@ const SCAN_CHUNK_BYTES: usize = 1 << 20;
 impl Store {
     /// Opens or makes the database and rebuilds the index. An unfinished compaction goes on.
     pub fn open(options: StoreOptions) -> Result<Arc<Self>, StorageError> {
+        Self::open_on(options, &Threads)
+    }
+
+    /// As [`Self::open`]; `runner` takes the steps of the committer.
+    pub fn open_on(options: StoreOptions, runner: &dyn Runner) -> Result<Arc<Self>, StorageError> {
         let started = crate::clock::now();
         let (database, engine) = open_engine(&options)?;
         let found = Recovered::read(&*engine, &options.dir)?;
@@ -111,14 +117,23 @@ impl Store {
             let (job, _) = CompactJob::new(found.scheduled, found.scheduled);
             shared.compact_queue.push(job);
         }
-        let threads = vec![
-            spawn("committer", &shared, |shared| shared.committer.run())?,
-            spawn("compaction", &shared, Shared::run_compactions)?,
-        ];
+        let committer = runner
+            .start("committer", Box::new(Committing(Arc::clone(&shared))))
+            .map_err(|e| StorageError::io("start a thread for", &shared.options.dir, e))?;
+        let compaction = spawn("compaction", &shared, Shared::run_compactions)?;
         Ok(Arc::new(Self {
             shared,
-            threads: Mutex::new(threads),
+            threads: Mutex::new(committer.into_iter().chain([compaction]).collect()),
         }))
+    }
+}
+
+/// The committer's worker.
+struct Committing(Arc<Shared>);
+
+impl Worker for Committing {
+    fn step(&mut self, wait: Wait) -> bool {
+        self.0.committer.step(wait)
     }
 }
 

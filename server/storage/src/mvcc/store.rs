@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use crate::LogPosition;
 use crate::backend::current::Name;
 use crate::backend::{Closed, Kind};
-use crate::committer::Committer;
+use crate::committer::{Committer, FlushCall};
 use crate::error::StorageError;
 use crate::mvcc::compact::CompactQueue;
 use crate::mvcc::hash::StoredHashes;
@@ -156,6 +156,11 @@ impl Store {
         self.shared.committer.flush()
     }
 
+    /// As [`Self::flush`], without waiting: calls once it is so.
+    pub fn on_flushed(&self, call: FlushCall) {
+        self.shared.committer.on_flushed(call);
+    }
+
     /// The newest view.
     pub fn view(&self) -> Arc<View> {
         Arc::new(View::new(
@@ -249,6 +254,14 @@ impl Store {
         }
     }
 
+    /// Stops without a flush, as a crash would. Idempotent.
+    pub fn abandon(&self) {
+        self.shared.compact_queue.stop();
+        self.shared.holds.stop();
+        self.shared.committer.abandon();
+        self.join();
+    }
+
     fn join(&self) {
         for thread in self.threads.lock().drain(..) {
             if thread.join().is_err() {
@@ -266,12 +279,8 @@ impl Store {
 }
 
 impl Drop for Store {
-    /// Stops without a flush, as a crash would.
     fn drop(&mut self) {
-        self.shared.compact_queue.stop();
-        self.shared.holds.stop();
-        self.shared.committer.abandon();
-        self.join();
+        self.abandon();
     }
 }
 

@@ -12,6 +12,7 @@ use proptest::prelude::*;
 
 use super::record::RecordType;
 use super::*;
+use crate::runner::{Wait, Worker};
 
 const IDENTITY: Identity = Identity {
     cluster_id: 0xc1,
@@ -257,6 +258,53 @@ fn truncated_entries_are_gone_and_overwritten_ones_are_the_new_ones() {
     })
     .unwrap();
     assert_eq!(dumped, read);
+}
+
+/// Hands the writer to whoever wants its steps.
+#[derive(Default)]
+struct Given(Mutex<Option<Box<dyn Worker>>>);
+
+impl std::fmt::Debug for Given {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Given")
+    }
+}
+
+impl Runner for Given {
+    fn start(&self, _: &str, worker: Box<dyn Worker>) -> std::io::Result<Option<JoinHandle<()>>> {
+        *self.0.lock() = Some(worker);
+        Ok(None)
+    }
+}
+
+#[test]
+fn without_a_thread_a_step_syncs_what_waits_and_what_no_step_took_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let given = Given::default();
+    let wal = Wal::open_on(options(dir.path()), &given).unwrap();
+    let mut writer = given.0.lock().take().unwrap();
+    let (told, hears) = mpsc::channel();
+    let append = |index| {
+        let told = told.clone();
+        let done = Box::new(move |result: Result<(), _>| {
+            result.unwrap();
+            told.send(index).unwrap();
+        });
+        wal.append(vec![entry(index, 1, "x")], done);
+    };
+    append(1);
+    append(2);
+    assert_eq!(last_index(&wal), 2);
+    assert_eq!((wal.synced_index(), hears.try_iter().count()), (0, 0));
+    assert!(writer.step(Wait::No));
+    assert_eq!(hears.try_iter().collect::<Vec<_>>(), [1, 2]);
+    assert!(writer.step(Wait::No), "the mark is synced");
+    append(3);
+    // As a crash ends it.
+    drop(writer);
+    drop(wal);
+    let wal = Wal::open(options(dir.path())).unwrap();
+    assert_eq!(last_index(&wal), 2);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The thread that writes: it takes everything queued, writes it at once, syncs once, tells everybody.
+//! The worker that writes: it takes everything queued, writes it at once, syncs once, tells everybody.
 //!
 //! ```text
 //! | group | mark | group | mark | ...            each mark: everything before me is synced
@@ -20,6 +20,7 @@ use std::thread::JoinHandle;
 use crate::LogPosition;
 use crate::error::StorageError;
 use crate::files;
+use crate::runner::{Runner, Wait, Worker};
 use crate::wal::record::{Encoder, FORMAT, Metadata};
 use crate::wal::segment::{self, Segment, TMP_NAME};
 use crate::wal::sidecar::{Sidecar, Synced};
@@ -52,6 +53,17 @@ struct Writer {
     purged: LogPosition,
 }
 
+/// What there is to do.
+enum Work {
+    /// What is queued, up to the cap.
+    Group(Vec<Queued>),
+    /// The log has been idle for a while.
+    Idle,
+    Nothing,
+    /// To stop.
+    End,
+}
+
 /// Where the entries of a group came to lie, by their serial.
 type Placed = Vec<(u64, u64, Place)>;
 
@@ -59,7 +71,12 @@ const RETRY_GROUPS: u32 = 256;
 /// What a group brings besides what was queued (committed index, mark), and the segment's last record: all within what was allocated.
 const GROUP_EXTRA_BYTES: u64 = 256;
 
-pub(crate) fn start(shared: &Arc<Shared>, tail: Tail) -> Result<JoinHandle<()>, StorageError> {
+/// Begins to write. Gives the thread that does, if it has one.
+pub(crate) fn start(
+    shared: &Arc<Shared>,
+    tail: Tail,
+    runner: &dyn Runner,
+) -> Result<Option<JoinHandle<()>>, StorageError> {
     let dir = shared.options.dir.clone();
     let mut writer = {
         let state = shared.state.lock();
@@ -84,75 +101,78 @@ pub(crate) fn start(shared: &Arc<Shared>, tail: Tail) -> Result<JoinHandle<()>, 
     writer.write_sidecar(writer.tail.offset, false)?;
     writer.tail.sidecar.sync()?;
     writer.write_mark()?;
-    std::thread::Builder::new()
-        .name("wal".to_owned())
-        .spawn(move || {
-            let shared = Arc::clone(&writer.shared);
-            // A panic here is a bug; without this the node would wait for ever instead of stopping.
-            let run = std::panic::AssertUnwindSafe(|| writer.run());
-            if std::panic::catch_unwind(run).is_err() {
-                let source = std::io::Error::other("its thread panicked");
-                let dir = &shared.options.dir;
-                shared.fail(
-                    StorageError::io("write the log in", dir, source),
-                    Vec::new(),
-                );
-            }
-        })
+    runner
+        .start("wal", Box::new(writer))
         .map_err(|error| StorageError::io("start a thread for", &dir, error))
 }
 
-impl Writer {
-    fn run(mut self) {
-        loop {
-            let group = self.take_group();
-            let Some(group) = group else {
-                if let Err(error) = self.close() {
-                    self.shared.fail(error, Vec::new());
-                }
-                return;
-            };
-            let result = if group.is_empty() {
-                self.go_idle()
-            } else {
-                match self.write_group(&group) {
-                    Ok(placed) => {
-                        self.publish(&placed, group);
-                        if self.next_retry_groups == 0 || !self.next_failed {
-                            self.prepare_next();
-                        } else {
-                            self.next_retry_groups -= 1;
-                        }
-                        Ok(())
-                    }
-                    Err(error) => return self.shared.fail(error, group),
-                }
-            };
-            if let Err(error) = result {
-                return self.shared.fail(error, Vec::new());
-            }
+impl Worker for Writer {
+    fn run(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        // A panic here is a bug; without this the node would wait for ever instead of stopping.
+        let run = std::panic::AssertUnwindSafe(|| while self.step(Wait::ForWork) {});
+        if std::panic::catch_unwind(run).is_err() {
+            let source = std::io::Error::other("its thread panicked");
+            let dir = &shared.options.dir;
+            shared.fail(
+                StorageError::io("write the log in", dir, source),
+                Vec::new(),
+            );
         }
     }
 
-    /// What is queued, up to the cap; empty when the log has been idle for a while; None to stop.
-    fn take_group(&mut self) -> Option<Vec<Queued>> {
+    fn step(&mut self, wait: Wait) -> bool {
+        let (done, goes_on) = match self.next_work(wait) {
+            Work::Group(group) => match self.write_group(&group) {
+                Ok(placed) => {
+                    self.publish(&placed, group);
+                    if self.next_retry_groups == 0 || !self.next_failed {
+                        self.prepare_next();
+                    } else {
+                        self.next_retry_groups -= 1;
+                    }
+                    return true;
+                }
+                Err(error) => {
+                    self.shared.fail(error, group);
+                    return false;
+                }
+            },
+            Work::Idle => (self.go_idle(), true),
+            Work::Nothing => return true,
+            Work::End => (self.close(), false),
+        };
+        if let Err(error) = done {
+            self.shared.fail(error, Vec::new());
+            return false;
+        }
+        goes_on
+    }
+}
+
+impl Writer {
+    fn next_work(&mut self, wait: Wait) -> Work {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.state.lock();
         while state.queue.is_empty() {
             if state.stopping {
-                return None;
+                return Work::End;
             }
             let wanting = self.next.is_none() && self.half_full();
-            if self.mark_unsynced || state.committed_unwritten || wanting {
-                let idle = shared
-                    .work
-                    .wait_for(&mut state, shared.options.idle_after)
-                    .timed_out();
-                if idle && state.queue.is_empty() && !state.stopping {
-                    return Some(Vec::new());
+            let put_off = self.mark_unsynced || state.committed_unwritten || wanting;
+            match (wait, put_off) {
+                (Wait::ForWork, true) => {
+                    let idle = shared
+                        .work
+                        .wait_for(&mut state, shared.options.idle_after)
+                        .timed_out();
+                    if idle && state.queue.is_empty() && !state.stopping {
+                        return Work::Idle;
+                    }
                 }
-            } else {
-                shared.work.wait(&mut state);
+                (Wait::ForWork, false) => shared.work.wait(&mut state),
+                (Wait::No, true) => return Work::Idle,
+                (Wait::No, false) => return Work::Nothing,
             }
         }
         let mut bytes = 0;
@@ -168,7 +188,7 @@ impl Writer {
             state.committed_unwritten = false;
             self.committed = state.committed;
         }
-        Some(group)
+        Work::Group(group)
     }
 
     fn write_group(&mut self, group: &[Queued]) -> Result<Placed, StorageError> {
