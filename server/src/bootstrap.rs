@@ -86,6 +86,17 @@ pub async fn identity(
     } else {
         join(config, tls).await?
     };
+    remember(store, &identity)?;
+    tracing::info!(
+        cluster_id = %format!("{:x}", identity.cluster_id),
+        local_member_id = %format!("{:x}", identity.member_id),
+        "starting local member"
+    );
+    Ok(identity)
+}
+
+/// Writes who a new member is, and of a founder also with whom it begins. Blocking.
+pub fn remember(store: &Store, identity: &Identity) -> Result<(), StorageError> {
     let mut txn = store.begin(LogPosition::default());
     let bytes = |id: u64| Bytes::copy_from_slice(&id.to_be_bytes());
     txn.table_put(Table::Meta, meta::CLUSTER_ID, bytes(identity.cluster_id));
@@ -100,13 +111,7 @@ pub async fn identity(
         }
     }
     txn.commit();
-    store.flush()?;
-    tracing::info!(
-        cluster_id = %format!("{:x}", identity.cluster_id),
-        local_member_id = %format!("{:x}", identity.member_id),
-        "starting local member"
-    );
-    Ok(identity)
+    store.flush().map(drop)
 }
 
 fn stored(config: &Config, store: &Store) -> Result<Option<Identity>, BootstrapError> {
@@ -244,10 +249,7 @@ async fn ask_each(urls: Vec<Url>, tls: &Arc<Tls>) -> Vec<KnownCluster> {
 }
 
 async fn ask(url: &Url, tls: &Arc<Tls>) -> Result<KnownCluster, tonic::Status> {
-    let dial = Dial {
-        tls: Some(Arc::clone(tls)),
-        ping_timeout: ANSWER_MAX,
-    };
+    let dial = Dial::new(Some(Arc::clone(tls)), ANSWER_MAX);
     let channel = channel::open(std::slice::from_ref(url), &dial);
     let reply = PeerClient::new(channel).members(MembersRequest {}).await?;
     let reply = reply.into_inner();

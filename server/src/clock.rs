@@ -14,14 +14,14 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 /// Two clocks that were not read within this cannot be compared.
 const TOGETHER: Duration = Duration::from_millis(1);
 
-/// A source of time. A type and not a trait: simulation replaces it here.
+/// A source of time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Clock {}
 
 impl Clock {
-    /// Monotonic.
+    /// Monotonic. The runtime's, as sleeping is: the operating system's in a server, one that a simulation moves in a simulation.
     pub fn now(self) -> Instant {
-        Instant::now()
+        tokio::time::Instant::now().into_std()
     }
 
     /// How long the machine has slept since it was started, to within [`Self::SLEPT_PRECISION`]: `now` stands still meanwhile. None when this thread

@@ -558,7 +558,7 @@ async fn probe_peers(raft: Arc<RaftNode>, slow_after: Duration, stop: Cancellati
 }
 
 /// Keeps the connections to the others in step with the list of members, until `stop`, or this member is none any more.
-async fn follow_members(cluster: Arc<Cluster>, raft: Arc<RaftNode>, stop: CancellationToken) {
+pub async fn follow_members(cluster: Arc<Cluster>, raft: Arc<RaftNode>, stop: CancellationToken) {
     let peers = Arc::clone(raft.peers());
     let mut changes = cluster.changes();
     loop {
@@ -649,16 +649,21 @@ fn defragment_first(store: &Store, freed_min: u64) -> Result<(), StorageError> {
 }
 
 /// The replicated state's parts in memory.
-struct Parts {
-    store: Arc<Store>,
-    lessor: Arc<Lessor>,
-    alarms: Arc<Alarms>,
-    cluster: Arc<Cluster>,
-    hub: Arc<Hub>,
+#[derive(Debug)]
+pub struct Parts {
+    pub store: Arc<Store>,
+    pub lessor: Arc<Lessor>,
+    pub alarms: Arc<Alarms>,
+    pub cluster: Arc<Cluster>,
+    pub hub: Arc<Hub>,
 }
 
 impl Parts {
-    fn load(identity: &Identity, store: Arc<Store>, lessor: Lessor) -> Result<Self, StartError> {
+    pub fn load(
+        identity: &Identity,
+        store: Arc<Store>,
+        lessor: Lessor,
+    ) -> Result<Self, StartError> {
         lessor.load(
             decode::<leasepb::Lease>(&store, Table::Lease)?,
             store.leased_keys(),
@@ -704,6 +709,17 @@ impl Parts {
         })
     }
 
+    /// What changes them.
+    pub fn applier(&self) -> Applier {
+        Applier {
+            store: Arc::clone(&self.store),
+            lessor: Arc::clone(&self.lessor),
+            alarms: Arc::clone(&self.alarms),
+            cluster: Arc::clone(&self.cluster),
+            hub: Arc::clone(&self.hub),
+        }
+    }
+
     async fn start_raft(
         &self,
         config: &Config,
@@ -711,21 +727,12 @@ impl Parts {
         tls: &Arc<Tls>,
         data_dir: &DataDir,
     ) -> Result<Arc<RaftNode>, StartError> {
-        let applier = Arc::new(Applier {
-            store: Arc::clone(&self.store),
-            lessor: Arc::clone(&self.lessor),
-            alarms: Arc::clone(&self.alarms),
-            cluster: Arc::clone(&self.cluster),
-            hub: Arc::clone(&self.hub),
-        });
+        let applier = Arc::new(self.applier());
         let whose = Whose {
             cluster_id: self.cluster.cluster_id,
             member_id: self.cluster.member_id,
         };
-        let dial = Dial {
-            tls: Some(Arc::clone(tls)),
-            ping_timeout: config.election,
-        };
+        let dial = Dial::new(Some(Arc::clone(tls)), config.election);
         let peers = Arc::new(Peers::new(whose, dial, Clock::default()));
         for member in identity.known.iter().chain(&self.cluster.members()) {
             peers.set(member.id, &member.peer_ur_ls);

@@ -26,6 +26,7 @@ use crate::clock::Clock;
 use crate::config::urls::Url;
 use crate::metrics::peer::PeerMetrics;
 use crate::tls::Tls;
+use channel::{Network, OperatingSystem};
 use identity::{Introduce, Whose};
 
 /// A member as somebody to ask.
@@ -56,6 +57,19 @@ pub struct Dial {
     pub tls: Option<Arc<Tls>>,
     /// A peer that does not answer a ping within this is gone.
     pub ping_timeout: Duration,
+    /// What they are made over.
+    pub network: Arc<dyn Network>,
+}
+
+impl Dial {
+    /// Over the operating system's network.
+    pub fn new(tls: Option<Arc<Tls>>, ping_timeout: Duration) -> Self {
+        Self {
+            tls,
+            ping_timeout,
+            network: Arc::new(OperatingSystem),
+        }
+    }
 }
 
 /// The other members, by id.

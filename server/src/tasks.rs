@@ -1,7 +1,9 @@
-//! The tasks of a member, so that its end can wait for theirs.
+//! The tasks of a member, so that its end can wait for theirs; and work that waits for the disk.
 
+use std::io;
 use std::time::Duration;
 
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -69,4 +71,17 @@ impl All {
     async fn ended(&mut self) {
         while self.0.recv().await.is_some() {}
     }
+}
+
+/// Runs what waits for the disk where it holds nobody up. A runtime of one thread is a simulation's: there it is done at once, since a thread beside
+/// it would make each run another one.
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    if Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread {
+        return Ok(work());
+    }
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(io::Error::other)
 }

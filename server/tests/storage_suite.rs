@@ -152,7 +152,7 @@ impl StoreBuilder<TypeConfig, Padded, StateMachine, tempfile::TempDir> for Build
         .unwrap();
         let options = RaftOptions::new(1, 1, dir.path().join("wal"));
         let apply = Arc::new(Nothing(Arc::clone(&store)));
-        let (log, machine) = open_storage(&options, &store, apply).unwrap();
+        let (log, machine) = open_storage(&options, &store, apply).await.unwrap();
         // The suite applies entries that were never in the log.
         store.set_log_synced(u64::MAX);
         Ok((dir, Padded(log), machine))

@@ -151,10 +151,7 @@ async fn replace(
 ) -> Result<LogPosition, Failure> {
     let whose = whose(store, &config.data_dir)?;
     let mut others = Vec::new();
-    let dial = Dial {
-        tls: Some(Arc::clone(tls)),
-        ping_timeout: config.election,
-    };
+    let dial = Dial::new(Some(Arc::clone(tls)), config.election);
     let peers = Peers::new(whose, dial, Clock::default());
     for (_, stored) in store.table(Table::Member)? {
         let Ok(member) = Member::decode(stored) else {

@@ -33,7 +33,7 @@ use crate::config::urls::Url;
 use crate::config::{Asked, Config, Stop, Values};
 use crate::data_dir;
 use crate::logging::{self, LogFormat, Outputs};
-use crate::peer::channel;
+use crate::peer::{Dial, channel};
 use crate::tls::{Tls, TlsError};
 
 /// cobrautl.ExitBadArgs.
@@ -291,9 +291,10 @@ async fn fetch(member: &Url, tls: Option<Arc<Tls>>, part: &Path) -> Result<Strin
         why,
     };
     let url = member.clone();
+    let dial = Dial::new(tls, CONNECT_TIMEOUT);
     let connector = service_fn(move |_| {
-        let (url, tls) = (url.clone(), tls.clone());
-        async move { channel::connect(&url, tls.as_ref()).await.map(TokioIo::new) }
+        let (url, dial) = (url.clone(), dial.clone());
+        async move { channel::connect(&url, &dial).await.map(TokioIo::new) }
     });
     // The connector knows where.
     let channel = Endpoint::from_static("http://member")

@@ -2,14 +2,15 @@
 //!
 //! Promises: names are resolved at each attempt, so that one that appears late or moves is found; a peer that stopped answering is noticed by
 //! pings, whether requests are under way or not.
-//! The only place where connections to peers are built: what encrypts them belongs here.
+//! The only place where connections to peers are built: what encrypts them belongs here, and what lies under all that, which is the operating
+//! system's network or a simulated one.
 //!
 //! etcd: server/etcdserver/api/rafthttp/{peer,urlpick}.go.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpStream, UnixStream};
 use tonic::transport::{Channel, Endpoint};
@@ -18,7 +19,7 @@ use tower::service_fn;
 use super::Dial;
 use crate::config::urls::{Scheme, Url};
 use crate::serve::stream::{Socket, Stream};
-use crate::tls::{self, Tls};
+use crate::tls;
 
 /// Between pings.
 const PING_INTERVAL: Duration = Duration::from_millis(500);
@@ -30,9 +31,35 @@ const SOCKET_FILE_HOST: &str = "localhost";
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 
+/// What connections are made over.
+pub trait Network: std::fmt::Debug + Send + Sync {
+    fn connect<'a>(&'a self, url: &'a Url) -> BoxFuture<'a, io::Result<Socket>>;
+}
+
+/// TCP, and socket files.
+#[derive(Clone, Copy, Debug)]
+pub struct OperatingSystem;
+
+impl Network for OperatingSystem {
+    fn connect<'a>(&'a self, url: &'a Url) -> BoxFuture<'a, io::Result<Socket>> {
+        Box::pin(async move {
+            match url.scheme {
+                Scheme::Http | Scheme::Https => {
+                    let stream = TcpStream::connect(url.address.as_str()).await?;
+                    stream.set_nodelay(true)?;
+                    Ok(Socket::Tcp(stream))
+                }
+                Scheme::Unix | Scheme::Unixs => {
+                    Ok(Socket::Unix(UnixStream::connect(&url.address).await?))
+                }
+            }
+        })
+    }
+}
+
 /// A connection to whoever listens at one of the URLs, not made yet.
 pub fn open(urls: &[Url], dial: &Dial) -> Channel {
-    let (urls, tls) = (urls.to_vec(), dial.tls.clone());
+    let (urls, dial) = (urls.to_vec(), dial.clone());
     Endpoint::from_static("http://peer")
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -40,15 +67,15 @@ pub fn open(urls: &[Url], dial: &Dial) -> Channel {
         .keep_alive_timeout(dial.ping_timeout)
         .keep_alive_while_idle(true)
         .connect_with_connector_lazy(service_fn(move |_| {
-            let (urls, tls) = (urls.clone(), tls.clone());
-            async move { connect_any(&urls, tls.as_ref()).await.map(TokioIo::new) }
+            let (urls, dial) = (urls.clone(), dial.clone());
+            async move { connect_any(&urls, &dial).await.map(TokioIo::new) }
         }))
 }
 
-async fn connect_any(urls: &[Url], tls: Option<&Arc<Tls>>) -> io::Result<Stream> {
+async fn connect_any(urls: &[Url], dial: &Dial) -> io::Result<Stream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the member has no peer URL");
     for url in urls {
-        let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect(url, tls)).await;
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect(url, dial)).await;
         last = match connected {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => error,
@@ -59,25 +86,18 @@ async fn connect_any(urls: &[Url], tls: Option<&Arc<Tls>>) -> io::Result<Stream>
 }
 
 /// One attempt at one URL; an error says at which, in etcd's words where it has some.
-pub async fn connect(url: &Url, tls: Option<&Arc<Tls>>) -> io::Result<Stream> {
-    let connected = connect_once(url, tls).await;
+pub async fn connect(url: &Url, dial: &Dial) -> io::Result<Stream> {
+    let connected = connect_once(url, dial).await;
     connected
         .map_err(|error| io::Error::new(error.kind(), format!("{url}: {}", tls::words(&error))))
 }
 
-async fn connect_once(url: &Url, tls: Option<&Arc<Tls>>) -> io::Result<Stream> {
-    let socket = match url.scheme {
-        Scheme::Http | Scheme::Https => {
-            let stream = TcpStream::connect(url.address.as_str()).await?;
-            stream.set_nodelay(true)?;
-            Socket::Tcp(stream)
-        }
-        Scheme::Unix | Scheme::Unixs => Socket::Unix(UnixStream::connect(&url.address).await?),
-    };
+async fn connect_once(url: &Url, dial: &Dial) -> io::Result<Stream> {
+    let socket = dial.network.connect(url).await?;
     if !url.is_secure() {
         return Ok(Stream::Plain(socket));
     }
-    let tls = tls.ok_or(io::ErrorKind::Unsupported)?;
+    let tls = dial.tls.as_ref().ok_or(io::ErrorKind::Unsupported)?;
     let host = url.host().unwrap_or(SOCKET_FILE_HOST);
     let stream = tls.connect(host, socket).await?;
     Ok(Stream::Tls(Box::new(stream.into())))

@@ -16,7 +16,8 @@ use ballast_api::ballastpeerpb::refusal::Reason;
 use ballast_api::etcdserverpb::InternalRaftRequest;
 use ballast_storage::StorageError;
 use ballast_storage::mvcc::Store;
-use ballast_storage::wal::{Identity, Unobserved, Wal, WalObserver, WalOptions};
+use ballast_storage::runner::{Runner, Threads};
+use ballast_storage::wal::{Identity, SEGMENT_BYTES, Unobserved, Wal, WalObserver, WalOptions};
 use openraft::errors::{ClientWriteError, RaftError};
 use openraft::impls::ProgressResponder;
 use openraft::raft::ClientWriteResult;
@@ -38,6 +39,7 @@ use crate::raft::open::open_parts;
 use crate::raft::snapshot::Sending;
 use crate::raft::state_machine::{StateError, StateMachine};
 use crate::raft::transport::Transport;
+use crate::tasks::blocking;
 
 /// Entries committed but not applied before proposals are refused (etcd: maxGapBetweenApplyAndCommitIndex).
 const APPLY_GAP_MAX: u64 = 5000;
@@ -110,8 +112,11 @@ pub struct RaftOptions {
     pub wal_dir: PathBuf,
     /// Where a snapshot of another member is kept while it arrives.
     pub snapshot_path: PathBuf,
+    pub wal_segment_bytes: u64,
     pub max_wals: usize,
     pub unsafe_no_fsync: bool,
+    /// Who takes the steps of the log's writer.
+    pub runner: Arc<dyn Runner>,
     pub wal_observer: Arc<dyn WalObserver>,
     pub apply_observer: Arc<dyn ApplyObserver>,
     pub heartbeat: Duration,
@@ -130,10 +135,7 @@ impl RaftOptions {
             cluster_id,
             member_id,
         };
-        let dial = Dial {
-            tls: None,
-            ping_timeout: Duration::from_secs(1),
-        };
+        let dial = Dial::new(None, Duration::from_secs(1));
         let wal_dir = wal_dir.into();
         Self {
             member_id,
@@ -143,8 +145,10 @@ impl RaftOptions {
             peers: Arc::new(Peers::new(whose, dial, Clock::default())),
             force_alone: false,
             wal_dir,
+            wal_segment_bytes: SEGMENT_BYTES,
             max_wals: 5,
             unsafe_no_fsync: false,
+            runner: Arc::new(Threads),
             wal_observer: Arc::new(Unobserved),
             apply_observer: Arc::new(Unobserved),
             heartbeat: Duration::from_millis(100),
@@ -161,6 +165,7 @@ impl RaftOptions {
             member_id: self.member_id,
         };
         WalOptions {
+            segment_bytes: self.wal_segment_bytes,
             max_wals: self.max_wals,
             unsafe_no_fsync: self.unsafe_no_fsync,
             observer: Arc::clone(&self.wal_observer),
@@ -213,7 +218,7 @@ pub enum StartError {
     Raft(String),
 }
 
-fn raft_error(error: impl Display) -> StartError {
+pub(super) fn raft_error(error: impl Display) -> StartError {
     StartError::Raft(error.to_string())
 }
 
@@ -317,13 +322,7 @@ impl RaftNode {
         store: Arc<Store>,
         apply: Arc<dyn Apply>,
     ) -> Result<Arc<Self>, StartError> {
-        let opening = (options.clone(), Arc::clone(&store));
-        let parts = tokio::task::spawn_blocking(move || {
-            let (options, store) = opening;
-            open_parts(&options, &store, apply)
-        })
-        .await
-        .map_err(raft_error)??;
+        let parts = open_parts(&options, &store, apply).await?;
         let applied = parts.machine.applied();
         let sending = Sending::default();
         let shortest_election = Duration::from_millis(options.shortest_election_millis());
@@ -656,7 +655,7 @@ impl RaftNode {
             tracing::error!(%error, "raft did not stop in good order");
         }
         let wal = Arc::clone(&self.wal);
-        match tokio::task::spawn_blocking(move || wal.close()).await {
+        match blocking(move || wal.close()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::error!(%error, "closing the write-ahead log"),
             Err(error) => tracing::error!(%error, "closing the write-ahead log"),

@@ -8,16 +8,18 @@ use ballast_api::etcdserverpb::Member;
 use ballast_storage::committer::decode_position;
 use ballast_storage::mvcc::Store;
 use ballast_storage::schema::{Table, meta};
-use ballast_storage::wal::{Wal, WalEntry, WalOptions, WalVote};
+use ballast_storage::wal::{Done, Wal, WalEntry, WalOptions, WalVote};
 use ballast_storage::{LogPosition, StorageError};
 use prost::Message;
+use tokio::sync::oneshot;
 
 use crate::apply::Apply;
 use crate::raft::command::{KIND_MEMBERSHIP, PeerNode, alone};
 use crate::raft::forward::Waiting;
 use crate::raft::log_store::LogStore;
-use crate::raft::node::{Failure, RaftOptions, StartError};
+use crate::raft::node::{Failure, RaftOptions, StartError, raft_error};
 use crate::raft::state_machine::StateMachine;
+use crate::tasks::blocking;
 
 /// Makes the log of a directory written from a snapshot: it begins behind `at`, which the engine holds.
 pub fn begin_restored_log(options: &RaftOptions, at: LogPosition) -> Result<(), StorageError> {
@@ -46,25 +48,20 @@ pub(crate) struct Parts {
     pub(crate) failure: Failure,
 }
 
-pub(crate) fn open_parts(
+pub(crate) async fn open_parts(
     options: &RaftOptions,
     store: &Arc<Store>,
     apply: Arc<dyn Apply>,
 ) -> Result<Parts, StartError> {
-    if store.applied().index > 0 && !Wal::exists(&options.wal_dir)? {
-        return Err(StartError::Storage(StorageError::Damaged {
-            path: options.wal_dir.clone(),
-            offset: 0,
-            what: "the engine holds entries, and their log is missing".to_owned(),
-        }));
-    }
-    // What a crash left of one that did not arrive; mostly there is none.
-    let _ = std::fs::remove_file(&options.snapshot_path);
-    let wal = Wal::open(options.wal())?;
-    go_on_behind_snapshot(&wal, store, options)?;
+    let opening = options.clone();
+    let has_entries = store.applied().index > 0;
+    let wal = blocking(move || open_wal(&opening, has_entries))
+        .await
+        .map_err(raft_error)??;
+    go_on_behind_snapshot(&wal, store, options).await?;
     check_log_reaches_engine(&wal, store, options)?;
     if options.force_alone && wal.last() != LogPosition::default() {
-        force_alone(&wal, store, options)?;
+        force_alone(&wal, store, options).await?;
     }
     let failure = Failure::new();
     let on_failure = failure.clone();
@@ -90,9 +87,44 @@ pub(crate) fn open_parts(
     })
 }
 
+fn open_wal(options: &RaftOptions, has_entries: bool) -> Result<Arc<Wal>, StorageError> {
+    if has_entries && !Wal::exists(&options.wal_dir)? {
+        return Err(StorageError::Damaged {
+            path: options.wal_dir.clone(),
+            offset: 0,
+            what: "the engine holds entries, and their log is missing".to_owned(),
+        });
+    }
+    // What a crash left of one that did not arrive; mostly there is none.
+    let _ = std::fs::remove_file(&options.snapshot_path);
+    Wal::open_on(options.wal(), &*options.runner)
+}
+
+/// Does something to the log, and waits until it is synced.
+async fn synced(
+    options: &RaftOptions,
+    op: &'static str,
+    act: impl FnOnce(Done),
+) -> Result<(), StorageError> {
+    let (sender, synced) = oneshot::channel();
+    act(Box::new(move |result| {
+        // The other end waits below.
+        let _ = sender.send(result);
+    }));
+    let failed = |error: String| {
+        let source = std::io::Error::other(error);
+        StorageError::io(op, &options.wal_dir, source)
+    };
+    match synced.await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
 /// Ends the group that was: a membership of this member alone is appended as if its leader had said so. Everything in the log
 /// stays, since this member cannot know what of it was acknowledged to a client; etcd drops what was not known to be committed.
-fn force_alone(wal: &Wal, store: &Store, options: &RaftOptions) -> Result<(), StorageError> {
+async fn force_alone(wal: &Wal, store: &Store, options: &RaftOptions) -> Result<(), StorageError> {
     let own = store
         .table(Table::Member)?
         .into_iter()
@@ -116,37 +148,24 @@ fn force_alone(wal: &Wal, store: &Store, options: &RaftOptions) -> Result<(), St
         index = entry.position.index,
         "forcing a new cluster of this member alone"
     );
-    let (sender, synced) = std::sync::mpsc::channel();
-    wal.append(
-        vec![entry],
-        Box::new(move |result| {
-            // The other end waits below.
-            let _ = sender.send(result);
-        }),
-    );
-    let failed = |error: String| {
-        let source = std::io::Error::other(error);
-        StorageError::io("append a membership to", &options.wal_dir, source)
-    };
-    match synced.recv() {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(failed(error.to_string())),
-        Err(error) => Err(failed(error.to_string())),
-    }
+    synced(options, "append a membership to", |done| {
+        wal.append(vec![entry], done);
+    })
+    .await
 }
 
 /// What the library is built on, without the library: for its own storage suite.
-pub fn open_storage(
+pub async fn open_storage(
     options: &RaftOptions,
     store: &Arc<Store>,
     apply: Arc<dyn Apply>,
 ) -> Result<(LogStore, StateMachine), StartError> {
-    let parts = open_parts(options, store, apply)?;
+    let parts = open_parts(options, store, apply).await?;
     Ok((parts.log, parts.machine))
 }
 
 /// A snapshot that was installed is further than the log, until something came after it: the log goes on behind it.
-fn go_on_behind_snapshot(
+async fn go_on_behind_snapshot(
     wal: &Wal,
     store: &Store,
     options: &RaftOptions,
@@ -164,23 +183,7 @@ fn go_on_behind_snapshot(
         last_index = last.index,
         "the log goes on behind the snapshot that was installed"
     );
-    let (sender, synced) = std::sync::mpsc::channel();
-    wal.purge(
-        installed,
-        Box::new(move |result| {
-            // The other end waits below.
-            let _ = sender.send(result);
-        }),
-    );
-    let failed = |error: String| {
-        let source = std::io::Error::other(error);
-        StorageError::io("purge", &options.wal_dir, source)
-    };
-    match synced.recv() {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(failed(error.to_string())),
-        Err(error) => Err(failed(error.to_string())),
-    }
+    synced(options, "purge", |done| wal.purge(installed, done)).await
 }
 
 /// The engine holds only entries that were synced in the log before. A log that ends earlier is another one, or lost its end.

@@ -9,21 +9,21 @@
 //!
 //! etcd: server/etcdserver/api/rafthttp/snapshot_sender.go, snapshotHandler in http.go, and the inflightSnapshots of the server.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ballast_api::ballastpeerpb as pb;
-use ballast_storage::LogPosition;
 use ballast_storage::mvcc::Store;
+use ballast_storage::{LogPosition, StorageError};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use openraft::alias::SnapshotMetaOf;
 use openraft::storage::Snapshot;
 use sha2::{Digest, Sha256};
-use tokio::fs::File;
-use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 use tonic::Status;
 
@@ -31,6 +31,7 @@ use crate::raft::command::{TypeConfig, decode_stored, log_id};
 use crate::raft::node::RaftNode;
 use crate::raft::state_machine::Content;
 use crate::raft::wire;
+use crate::tasks::blocking;
 
 /// What this release sends and takes.
 const FORMAT: u32 = 0;
@@ -85,49 +86,56 @@ impl Drop for OnItsWay {
 /// The parts of a snapshot of the store as it is now, as they are read.
 pub(crate) fn parts(store: Arc<Store>, vote: pb::Vote) -> mpsc::Receiver<pb::SnapshotPart> {
     let (sender, parts) = mpsc::channel(PIECES_AHEAD);
-    tokio::task::spawn_blocking(move || {
-        let send = |part| sender.blocking_send(part).is_ok();
-        let mut stream = match store.snapshot() {
-            Ok(stream) => stream,
-            Err(error) => {
-                tracing::error!(%error, "cannot make a snapshot for another member");
-                return;
-            }
-        };
-        let applied = stream.applied();
-        let head = pb::SnapshotHead {
+    tokio::spawn(async move {
+        if let Err(error) = read_parts(store, vote, &sender).await {
+            // The other side finds it too short.
+            crate::node::stop_if_damaged(&error);
+        }
+    });
+    parts
+}
+
+/// Reads until the end, or until nobody wants any more.
+async fn read_parts(
+    store: Arc<Store>,
+    vote: pb::Vote,
+    sender: &mpsc::Sender<pb::SnapshotPart>,
+) -> Result<(), StorageError> {
+    let made = match blocking(move || store.snapshot()).await {
+        Ok(Ok(made)) => made,
+        Ok(Err(error)) => {
+            tracing::error!(%error, "cannot make a snapshot for another member");
+            return Ok(());
+        }
+        // The runtime is ending.
+        Err(_) => return Ok(()),
+    };
+    let applied = made.applied();
+    let mut part = pb::SnapshotPart {
+        head: Some(pb::SnapshotHead {
             vote: Some(vote),
             applied: Some(pb::LogPosition {
                 term: applied.term,
                 index: applied.index,
             }),
-            membership: stream.membership(),
-            size: stream.size(),
+            membership: made.membership(),
+            size: made.size(),
             format: FORMAT,
-        };
-        if !send(pb::SnapshotPart {
-            head: Some(head),
-            chunk: Bytes::new(),
-        }) {
-            return;
-        }
-        loop {
-            match stream.next_chunk(PIECE_BYTES) {
-                Ok(Some(chunk)) => {
-                    if !send(pb::SnapshotPart { head: None, chunk }) {
-                        return;
-                    }
-                }
-                Ok(None) => return,
-                Err(error) => {
-                    // The other side finds it too short.
-                    crate::node::stop_if_damaged(&error);
-                    return;
-                }
-            }
-        }
-    });
-    parts
+        }),
+        chunk: Bytes::new(),
+    };
+    let mut stream = made;
+    while sender.send(part).await.is_ok() {
+        let read = blocking(move || {
+            let chunk = stream.next_chunk(PIECE_BYTES);
+            (stream, chunk)
+        });
+        let Ok((back, chunk)) = read.await else { break };
+        stream = back;
+        let Some(chunk) = chunk? else { break };
+        part = pb::SnapshotPart { head: None, chunk };
+    }
+    Ok(())
 }
 
 /// A file that goes away unless it is kept.
@@ -218,32 +226,64 @@ pub(crate) fn check_format(head: &pb::SnapshotHead) -> Result<(), Status> {
     )))
 }
 
+/// A snapshot's file as it arrives.
+struct Arriving {
+    file: File,
+    sha: Sha256,
+    /// Bytes of it that are missing.
+    left: u64,
+    /// Behind it: its SHA-256.
+    trailer: Vec<u8>,
+}
+
+impl Arriving {
+    fn take(&mut self, mut chunk: Bytes) -> Result<(), Status> {
+        let left = usize::try_from(self.left).unwrap_or(usize::MAX);
+        let body = chunk.split_to(chunk.len().min(left));
+        self.left -= body.len() as u64;
+        self.sha.update(&body);
+        self.file.write_all(&body).map_err(broken)?;
+        self.trailer.extend_from_slice(&chunk);
+        if self.trailer.len() as u64 > SHA_BYTES {
+            return Err(broken("it is longer than it says"));
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<(), Status> {
+        if self.left > 0 || self.trailer.len() as u64 != SHA_BYTES {
+            return Err(broken(format!("{} bytes are missing", self.left)));
+        }
+        if self.sha.finalize()[..] != self.trailer[..] {
+            return Err(broken("its SHA-256 is another"));
+        }
+        self.file.sync_all().map_err(broken)
+    }
+}
+
 /// Writes the file without its trailer, which is compared.
 pub(crate) async fn write_file<S>(path: &Path, size: u64, parts: S) -> Result<(), Status>
 where
     S: Stream<Item = Result<pb::SnapshotPart, Status>> + Send,
 {
     futures::pin_mut!(parts);
-    let mut file = File::create(path).await.map_err(broken)?;
-    let mut sha = Sha256::new();
-    let mut trailer = Vec::new();
-    let mut left = size;
+    let path = path.to_owned();
+    let made = blocking(move || File::create(path)).await;
+    let mut arriving = Arriving {
+        file: made.flatten().map_err(broken)?,
+        sha: Sha256::new(),
+        left: size,
+        trailer: Vec::new(),
+    };
     while let Some(part) = parts.next().await {
-        let mut chunk = part?.chunk;
-        let body = chunk.split_to(chunk.len().min(usize::try_from(left).unwrap_or(usize::MAX)));
-        left -= body.len() as u64;
-        sha.update(&body);
-        file.write_all(&body).await.map_err(broken)?;
-        trailer.extend_from_slice(&chunk);
-        if trailer.len() as u64 > SHA_BYTES {
-            return Err(broken("it is longer than it says"));
-        }
+        let chunk = part?.chunk;
+        let taken = blocking(move || {
+            let taken = arriving.take(chunk);
+            (arriving, taken)
+        });
+        let (back, taken) = taken.await.map_err(broken)?;
+        taken?;
+        arriving = back;
     }
-    if left > 0 || trailer.len() as u64 != SHA_BYTES {
-        return Err(broken(format!("{left} bytes are missing")));
-    }
-    if sha.finalize()[..] != trailer[..] {
-        return Err(broken("its SHA-256 is another"));
-    }
-    file.sync_all().await.map_err(broken)
+    blocking(move || arriving.finish()).await.map_err(broken)?
 }

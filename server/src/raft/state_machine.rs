@@ -20,7 +20,7 @@ use openraft::alias::{SnapshotMetaOf, SnapshotOf};
 use openraft::storage::{EntryResponder, RaftStateMachine};
 use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder, StoredMembership};
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::apply::{Apply, GroupMember};
 use crate::raft::command::{
@@ -29,6 +29,7 @@ use crate::raft::command::{
 };
 use crate::raft::forward::Waiting;
 use crate::raft::node::{ApplyObserver, End, Failure};
+use crate::tasks::blocking;
 
 /// Entries after which watchers are told, even if more are at hand: a millisecond's work or less.
 const SETTLE_ENTRIES: u32 = 64;
@@ -228,9 +229,9 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
             membership: encode_stored(&meta.last_membership),
         };
         crate::metrics::SNAPSHOTS_APPLYING.inc();
-        let installed = tokio::task::spawn_blocking(move || store.install(&path, &options)).await;
+        let installed = blocking(move || store.install(&path, &options)).await;
         crate::metrics::SNAPSHOTS_APPLYING.dec();
-        installed.map_err(io::Error::other)?.map_err(|error| {
+        installed?.map_err(|error| {
             self.failure.set(&error);
             io::Error::other(error)
         })?;
@@ -264,10 +265,12 @@ impl RaftSnapshotBuilder<TypeConfig> for Builder {
     type SnapshotData = Content;
 
     async fn build_snapshot(&mut self) -> Result<Snapshot, io::Error> {
-        let store = Arc::clone(&self.store);
-        let flushed = tokio::task::spawn_blocking(move || store.flush())
-            .await
-            .map_err(io::Error::other)?;
+        let (sender, flushed) = oneshot::channel();
+        self.store.on_flushed(Box::new(move |result| {
+            // Nobody waits any more when the library is shutting down.
+            let _ = sender.send(result);
+        }));
+        let flushed = flushed.await.map_err(io::Error::other)?;
         let durable = flushed.map_err(|error| {
             self.failure.set(&error);
             io::Error::other(error)

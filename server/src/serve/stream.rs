@@ -35,12 +35,18 @@ pub enum Security {
     Either(Arc<Tls>),
 }
 
-/// As the kernel gave it.
+/// As the kernel gave it, or whatever stands for the kernel's network.
 #[derive(Debug)]
 pub enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
+    Other(Box<dyn Wire>),
 }
+
+/// Bytes both ways.
+pub trait Wire: AsyncRead + AsyncWrite + std::fmt::Debug + Send + Sync + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + std::fmt::Debug + Send + Sync + Unpin> Wire for T {}
 
 /// As it is read and written.
 #[derive(Debug)]
@@ -54,7 +60,7 @@ impl Socket {
     pub fn remote(&self) -> Option<SocketAddr> {
         match self {
             Socket::Tcp(stream) => stream.peer_addr().ok(),
-            Socket::Unix(_) => None,
+            Socket::Unix(_) | Socket::Other(_) => None,
         }
     }
 
@@ -67,6 +73,8 @@ impl Socket {
                 let peek = || Ok(rustix::net::recv(stream, &mut first, RecvFlags::PEEK)?.0);
                 stream.async_io(Interest::READABLE, peek).await?
             }
+            // Nobody listens on one.
+            Socket::Other(_) => return Ok(false),
         };
         Ok(peeked == 1 && first[0] == HANDSHAKE_RECORD)
     }
@@ -167,7 +175,7 @@ impl AsyncRead for Socket {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        either!(self, Socket::{Tcp, Unix}, stream => stream.poll_read(cx, buffer))
+        either!(self, Socket::{Tcp, Unix, Other}, stream => stream.poll_read(cx, buffer))
     }
 }
 
@@ -177,7 +185,7 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        either!(self, Socket::{Tcp, Unix}, stream => stream.poll_write(cx, bytes))
+        either!(self, Socket::{Tcp, Unix, Other}, stream => stream.poll_write(cx, bytes))
     }
 
     fn poll_write_vectored(
@@ -185,7 +193,7 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        either!(self, Socket::{Tcp, Unix}, stream => stream.poll_write_vectored(cx, slices))
+        either!(self, Socket::{Tcp, Unix, Other}, stream => stream.poll_write_vectored(cx, slices))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -193,11 +201,11 @@ impl AsyncWrite for Socket {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(self, Socket::{Tcp, Unix}, stream => stream.poll_flush(cx))
+        either!(self, Socket::{Tcp, Unix, Other}, stream => stream.poll_flush(cx))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(self, Socket::{Tcp, Unix}, stream => stream.poll_shutdown(cx))
+        either!(self, Socket::{Tcp, Unix, Other}, stream => stream.poll_shutdown(cx))
     }
 }
 
