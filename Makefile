@@ -18,6 +18,7 @@ MEMBERS ?= 1
 ROUNDS ?= 3
 KEYS ?= 1000000
 SEEDS ?= 5
+SIM_SEEDS ?= 200
 OPS ?= 500
 # Of the server in `make diff`; its own default when empty.
 ENGINE ?=
@@ -98,7 +99,7 @@ LATENCY_TABLE ?= --write docs/latency.md
 # The client takes part in what is measured on the same cores: it is optimised too.
 MEASURE = BALLAST_BIN=$(CARGO_TARGET_DIR)/dist/ballast $(CARGO_TARGET_DIR)/release/ballast-e2e
 
-.PHONY: bench latency build-measure diff nemesis planted
+.PHONY: bench latency build-measure diff nemesis planted sim
 build-measure: packages
 	cargo build --profile dist --locked -p ballast-server
 	cargo build --release --locked -p ballast-e2e
@@ -117,6 +118,9 @@ MINUTES ?= 10
 OTHER ?=
 nemesis: build ## faults on three members under load, MINUTES of them; the report goes into docs/failure-modes.md
 	$(E2E) nemesis --minutes $(MINUTES) $(if $(OTHER),--other $(OTHER)) --report docs/failure-modes.md
+
+sim: packages ## the replicated store simulated from SIM_SEEDS seeds, the first drawn at random and printed
+	BALLAST_SIM_SEEDS=$(SIM_SEEDS) cargo test --workspace --locked --test sim -- --nocapture
 
 planted: build ## plant the bugs of e2e/planted, one at a time; the result is written to docs/planted.md
 	$(E2E) planted --report docs/planted.md
