@@ -225,6 +225,8 @@ struct Outcome {
 /// Runs the suites one after the other and prints `N passed, N failed` at the end.
 pub fn run(args: &Args) -> Result<()> {
     let root = root()?;
+    // Asked before any suite is compiled: that may link this program anew, and the file it was started from is then gone.
+    let program = std::env::current_exe()?;
     let tree = tree_id(&root)?;
     let cache = paths::cache()?;
     std::fs::create_dir_all(&cache).with_context(|| format!("make {}", cache.display()))?;
@@ -252,7 +254,7 @@ pub fn run(args: &Args) -> Result<()> {
             outcomes.push(before.clone());
             continue;
         }
-        let outcome = run_one(suite, &root, &tree)?;
+        let outcome = run_one(suite, &program, &root, &tree)?;
         known.retain(|o| o.suite != suite.name);
         known.push(outcome.clone());
         std::fs::write(&record, serde_json::to_vec_pretty(&known)?)
@@ -284,7 +286,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn run_one(suite: &Suite, root: &Path, tree: &str) -> Result<Outcome> {
+fn run_one(suite: &Suite, program: &Path, root: &Path, tree: &str) -> Result<Outcome> {
     say(&format!(
         "== {} (budget {} s)",
         suite.name, suite.budget_secs
@@ -311,7 +313,7 @@ fn run_one(suite: &Suite, root: &Path, tree: &str) -> Result<Outcome> {
             command
         }
         Run::Own(arguments) => {
-            let mut command = Command::new(std::env::current_exe()?);
+            let mut command = Command::new(program);
             command.args(arguments);
             command
         }
