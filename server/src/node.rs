@@ -671,22 +671,21 @@ impl Parts {
         let alarms = Alarms::default();
         alarms.load(&store.table(Table::Alarm)?);
         let cluster = Cluster::new(identity.cluster_id, identity.member_id);
-        let version = store
-            .table(Table::Meta)?
-            .into_iter()
-            .find(|(key, _)| key == meta::CLUSTER_VERSION)
-            .map(|(_, version)| String::from_utf8_lossy(&version).into_owned());
+        let notes = store.table(Table::Meta)?;
+        let note = |name: &[u8]| {
+            let found = notes.iter().find(|(key, _)| key == name);
+            found.map(|(_, value)| value)
+        };
+        let version = note(meta::CLUSTER_VERSION)
+            .map(|version| String::from_utf8_lossy(version).into_owned());
         let removed = store
             .table(Table::MemberRemoved)?
             .into_iter()
             .filter_map(|(id, _)| Some(u64::from_be_bytes(id[..].try_into().ok()?)))
             .collect();
         let members = decode::<pb::Member>(&store, Table::Member)?;
-        let downgrade = store
-            .table(Table::Meta)?
-            .into_iter()
-            .find(|(key, _)| key == meta::DOWNGRADE)
-            .and_then(|(_, json)| serde_json::from_slice::<serde_json::Value>(&json).ok())
+        let downgrade = note(meta::DOWNGRADE)
+            .and_then(|json| serde_json::from_slice::<serde_json::Value>(json).ok())
             .and_then(|json| Some(json.get("target-version")?.as_str()?.to_owned()));
         cluster.load(members, removed, version, downgrade);
         if let Some(determined) = cluster

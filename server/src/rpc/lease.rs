@@ -131,6 +131,12 @@ where
     Here: Future<Output = Result<T, Status>>,
     There: Future<Output = Result<T, Status>>,
 {
+    if context.raft.is_leader() {
+        match here().await {
+            Err(status) if may_ask_again(&status) => {}
+            answer => return answer,
+        }
+    }
     let asked = async {
         loop {
             let leader = context.raft.wait_for_leader().await;
@@ -150,7 +156,8 @@ where
             }
         }
     };
-    tokio::time::timeout(context.limits.request_timeout, asked)
+    // Large, and on the leader seldom needed.
+    tokio::time::timeout(context.limits.request_timeout, Box::pin(asked))
         .await
         .map_err(|_| Error::Timeout)?
 }
@@ -167,22 +174,15 @@ async fn keep_alive(context: &Context, id: i64) -> Result<pb::LeaseKeepAliveResp
     let _span = call::child(|| spans::lease_renew(id));
     // Before, so that its revision is not above that of a revocation that came first.
     let header = Some(context.headers.at(context.store.view().revision()));
-    if context.raft.is_leader() {
-        match keep_alive_as_leader(context, id).await {
-            Err(status) if may_ask_again(&status) => {}
-            answer => return Ok(pb::LeaseKeepAliveResponse { header, ..answer? }),
-        }
-    }
-    let asked = ask_leader(
+    let answer = ask_leader(
         context,
         || keep_alive_as_leader(context, id),
         |mut client| async move {
             let request = pb::LeaseKeepAliveRequest { id };
             Ok(client.lease_keep_alive(request).await?.into_inner())
         },
-    );
-    // Large, and on the leader seldom needed.
-    let answer = Box::pin(asked).await?;
+    )
+    .await?;
     Ok(pb::LeaseKeepAliveResponse { header, ..answer })
 }
 
