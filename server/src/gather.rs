@@ -52,7 +52,15 @@ where
     E: From<io::Error>,
 {
     let mut connection = pin!(connection);
+    let mut due = false;
     poll_fn(|cx| {
+        // The runtime runs what was woken last first: the connection, woken by the first of the calls that are answered, would be sent
+        // back and forth between them, a system call each. It goes behind them once.
+        due = !due;
+        if due {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let turn = connection.as_mut().poll(cx);
         match stream.0.lock().poll_send(cx) {
             Poll::Ready(Err(error)) if turn.is_pending() => Poll::Ready(Err(error.into())),
