@@ -87,6 +87,8 @@ struct Known {
     clients: Vec<Client>,
     /// When the connection to it began to work.
     active_since: Option<Instant>,
+    /// It has not answered since a request to it failed.
+    unanswered: bool,
     metrics: PeerMetrics,
 }
 
@@ -127,6 +129,7 @@ impl Peers {
                 urls: urls.to_vec(),
                 clients,
                 active_since: None,
+                unanswered: false,
                 metrics: PeerMetrics::new(self.whose.member_id, id),
             },
         );
@@ -166,20 +169,26 @@ impl Peers {
         self.known.read().keys().copied().collect()
     }
 
-    /// A member answered, or asked.
+    /// A member answered.
     pub fn heard(&self, id: u64) {
-        let is_news = |known: &HashMap<u64, Known>| {
-            known
-                .get(&id)
-                .is_some_and(|peer| peer.active_since.is_none())
-        };
-        if !is_news(&self.known.read()) {
+        self.reachable(id, true);
+    }
+
+    /// A member asked. That says nothing of the way to it: where a request to it failed, only an answer makes up for that.
+    pub fn asked_by(&self, id: u64) {
+        self.reachable(id, false);
+    }
+
+    fn reachable(&self, id: u64, answered: bool) {
+        let is_news = |peer: &Known| peer.active_since.is_none() && (answered || !peer.unanswered);
+        if !self.known.read().get(&id).is_some_and(is_news) {
             return;
         }
         if let Some(peer) = self.known.write().get_mut(&id)
-            && peer.active_since.is_none()
+            && is_news(peer)
         {
             peer.active_since = Some(self.clock.now());
+            peer.unanswered = false;
             peer.metrics.became_active();
             tracing::info!(peer_id = %format!("{id:x}"), "peer became active");
         }
@@ -188,6 +197,7 @@ impl Peers {
     /// A member did not answer.
     pub fn lost(&self, id: u64, why: &dyn std::fmt::Display) {
         if let Some(peer) = self.known.write().get_mut(&id) {
+            peer.unanswered = true;
             peer.metrics.send_failed();
             if peer.active_since.take().is_some() {
                 peer.metrics.became_inactive();
@@ -227,5 +237,29 @@ impl Peers {
             .values()
             .filter(|peer| peer.active_since.is_some())
             .count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where one direction alone works, the member would come and go with every message.
+    #[tokio::test]
+    async fn who_asks_and_does_not_answer_is_not_reachable() {
+        let whose = Whose {
+            cluster_id: 1,
+            member_id: 2,
+        };
+        let dial = Dial::new(None, Duration::from_secs(1));
+        let peers = Peers::new(whose, dial, Clock::default());
+        peers.set(3, &["http://127.0.0.1:1".to_owned()]);
+        peers.asked_by(3);
+        assert_eq!(peers.active(), 1);
+        peers.lost(3, &"refused");
+        peers.asked_by(3);
+        assert_eq!(peers.active(), 0);
+        peers.heard(3);
+        assert_eq!(peers.active(), 1);
     }
 }

@@ -48,7 +48,7 @@ impl PeerService {
             member_id: cluster.member_id,
         };
         let from = identity::check(request.metadata(), own, |id| cluster.is_removed(id))?;
-        self.0.raft.peers().heard(from);
+        self.0.raft.peers().asked_by(from);
         Ok(from)
     }
 }
