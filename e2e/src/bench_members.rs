@@ -1,5 +1,5 @@
 //! The benchmark of three members on one machine (`make bench MEMBERS=3`): the rows of etcd's tool over all members at once, and how long nobody
-//! takes a write after the leader is killed.
+//! takes a write after the leader is killed. What a learner costs is in `bench_learner.rs`.
 //!
 //! Promises: as for one member: both programs in turn, fresh data, costs of all server processes together. A row during which the leader
 //! changed fails.
@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use ballast_api::etcdserverpb as pb;
 
 use crate::bench::{self, ROWS, Row};
+use crate::bench_learner;
 use crate::bench_process::Cost;
 use crate::bench_table::Bound::Ratio;
 use crate::bench_table::{Bounds, Metric, Samples, Table};
@@ -56,7 +57,7 @@ pub async fn run(args: &bench::Args, programs: &[Program; 2]) -> Result<Table> {
     let mut table = Table::new(&programs[1].name, args.rounds, args.divide);
     let names = (ROWS.iter().map(|row| row.name))
         .chain(ON_FOLLOWERS.iter().map(|(name, _)| *name))
-        .chain([FAILOVER]);
+        .chain([FAILOVER, bench_learner::ROW]);
     let names: Vec<&str> = names
         .filter(|name| args.rows.is_empty() || args.rows.iter().any(|row| row == name))
         .collect();
@@ -68,6 +69,12 @@ pub async fn run(args: &bench::Args, programs: &[Program; 2]) -> Result<Table> {
             if *name == FAILOVER {
                 if round == 1 {
                     failovers(args, programs, &mut table).await?;
+                }
+                continue;
+            }
+            if *name == bench_learner::ROW {
+                if round == 1 {
+                    learners(args, programs, &mut table).await?;
                 }
                 continue;
             }
@@ -150,6 +157,25 @@ async fn failovers(args: &bench::Args, programs: &[Program; 2], table: &mut Tabl
         samples.set(Metric::Max, milliseconds(*times.last().context("a time")?));
         say(&format!("{FAILOVER}, {}: {samples}", programs[side].name));
         table.add(FAILOVER, &[(Metric::P50, Ratio(1.0, 1.0))], side, samples);
+    }
+    Ok(())
+}
+
+/// One cluster after the other is filled, and takes a learner in and out `rounds` times.
+async fn learners(args: &bench::Args, programs: &[Program; 2], table: &mut Table) -> Result<()> {
+    let row = bench_learner::ROW;
+    for (side, program) in programs.iter().enumerate() {
+        let mut members = start(args, program, side).await?;
+        bench_learner::fill(&members, args.divide).await?;
+        for round in 1..=args.rounds {
+            let samples = bench_learner::measure(&mut members, args.divide).await;
+            let samples = samples.with_context(|| format!("{row}, {}", program.name))?;
+            say(&format!(
+                "round {round}, {row}, {}: {samples}",
+                program.name
+            ));
+            table.add(row, bench_learner::BOUNDS, side, samples);
+        }
     }
     Ok(())
 }

@@ -17,6 +17,8 @@ pub enum Metric {
     Written,
     Seconds,
     File,
+    /// Of a latency under something over the quiet one.
+    Rise,
 }
 
 impl Metric {
@@ -34,6 +36,7 @@ impl Metric {
             Metric::Written => "written",
             Metric::Seconds => "time",
             Metric::File => "file",
+            Metric::Rise => "p99 over quiet p99",
         }
     }
 
@@ -45,6 +48,7 @@ impl Metric {
             Metric::Rss | Metric::IdleRss | Metric::Anonymous | Metric::File => "MiB",
             Metric::Written => "KiB/op",
             Metric::Seconds => "s",
+            Metric::Rise => "x",
         }
     }
 }

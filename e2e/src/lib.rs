@@ -9,6 +9,7 @@
 pub mod addons;
 pub mod bench;
 pub mod bench_kube;
+pub mod bench_learner;
 pub mod bench_members;
 pub mod bench_objects;
 pub mod bench_process;
