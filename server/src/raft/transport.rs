@@ -36,6 +36,8 @@ use crate::raft::wire::{self, WireError};
 
 /// Between attempts at a peer that does not answer.
 const RETRY: Duration = Duration::from_millis(100);
+/// A member that is to take a snapshot answers within this.
+const PING_MAX: Duration = Duration::from_secs(5);
 
 /// Makes connections to members by id.
 #[derive(Clone, Debug)]
@@ -181,6 +183,13 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         _option: RPCOption,
     ) -> Result<SnapshotResponse<TypeConfig>, StreamingError<TypeConfig>> {
         let mut client = self.reach(Purpose::Snapshot)?;
+        // The library asks again and again while a member does not answer, and to make a snapshot is to read the whole store.
+        let ping = tokio::time::timeout(PING_MAX, client.ping(pb::PingRequest {})).await;
+        let ping = ping.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer to a ping")));
+        if let Err(status) = ping {
+            tracing::debug!(to = %format!("{:x}", self.target), error = %status, "no snapshot for a member that does not answer");
+            return Err(StreamingError::Unreachable(self.unreachable(&status)));
+        }
         let _keeps_the_log = self.sending.begin();
         let target = format!("{:x}", self.target);
         tracing::info!(to = %target, "sending merged snapshot");

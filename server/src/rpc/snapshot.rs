@@ -47,6 +47,7 @@ fn stream_with_patience(
     let runtime = tokio::runtime::Handle::current();
     tokio::task::spawn_blocking(move || {
         let _turn = turn;
+        let wanted = || !pieces.is_closed();
         let send = |piece| match runtime
             .block_on(async { tokio::time::timeout(stall_max, pieces.send(piece)).await })
         {
@@ -55,7 +56,7 @@ fn stream_with_patience(
             Err(_) => Err(Unsent::Stalled),
         };
         // Nobody hears it when the client is gone.
-        let _ = ended.send(send_snapshot(&store, &version, stall_max, send));
+        let _ = ended.send(send_snapshot(&store, &version, stall_max, &wanted, send));
     });
     whole(stream, end)
 }
@@ -88,6 +89,7 @@ fn send_snapshot(
     store: &Store,
     version: &str,
     stall_max: Duration,
+    wanted: &(dyn Fn() -> bool + Sync),
     send: impl Fn(pb::SnapshotResponse) -> Result<(), Unsent>,
 ) -> Result<(), Status> {
     let failed = |error: StorageError| {
@@ -96,7 +98,11 @@ fn send_snapshot(
         Status::unknown(error.to_string())
     };
     let started = Clock::default().now();
-    let mut snapshot = store.snapshot().map_err(failed)?;
+    let gone = || tracing::info!("the client of a snapshot went away");
+    let Some(mut snapshot) = store.snapshot(wanted).map_err(failed)? else {
+        gone();
+        return Ok(());
+    };
     let total = snapshot.size();
     tracing::info!(
         total_bytes = total,
@@ -115,7 +121,7 @@ fn send_snapshot(
         match send(piece) {
             Ok(()) => {}
             Err(Unsent::Gone) => {
-                tracing::info!("the client of a snapshot went away");
+                gone();
                 return Ok(());
             }
             Err(Unsent::Stalled) => {

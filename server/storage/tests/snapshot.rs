@@ -128,7 +128,7 @@ fn member(id: u64) -> Member {
 
 /// Saves as a client does; gives the bytes of the database alone.
 fn save(store: &Store, path: &Path, chunk_bytes: usize) -> u64 {
-    let mut stream = store.snapshot().unwrap();
+    let mut stream = store.snapshot(&|| true).unwrap().unwrap();
     let mut file = Vec::new();
     let mut last = 0;
     while let Some(chunk) = stream.next_chunk(chunk_bytes).unwrap() {
@@ -212,7 +212,7 @@ fn a_snapshot_is_of_one_moment_whatever_is_written_and_compacted_meanwhile(kind:
     let store = open(kind, &dir.path().join("a"));
     let mut log = fill(&store);
     let before = hash_at(&store, 0);
-    let mut stream = store.snapshot().unwrap();
+    let mut stream = store.snapshot(&|| true).unwrap().unwrap();
     let mut bytes = stream.next_chunk(4096).unwrap().unwrap().to_vec();
     for i in 0..300 {
         log.put(&format!("key-{i:04}"), b"meanwhile", 0);
@@ -240,11 +240,21 @@ fn a_snapshot_is_of_one_moment_whatever_is_written_and_compacted_meanwhile(kind:
     );
 }
 
+fn a_snapshot_that_nobody_wants_any_more_is_not_made_and_holds_nothing_up(kind: Kind) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(kind, &dir.path().join("a"));
+    let mut log = fill(&store);
+    assert!(store.snapshot(&|| false).unwrap().is_none());
+    let revision = store.view().revision();
+    let compaction = log.entry(|txn| txn.compact(revision)).unwrap();
+    compaction.wait().unwrap();
+}
+
 fn a_store_closes_while_a_snapshot_holds_up_a_compaction(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
     let store = open(kind, &dir.path().join("a"));
     let mut log = fill(&store);
-    let stream = store.snapshot().unwrap();
+    let stream = store.snapshot(&|| true).unwrap().unwrap();
     let revision = store.view().revision();
     let compaction = log.entry(|txn| txn.compact(revision)).unwrap();
     store.close().unwrap();
@@ -439,6 +449,7 @@ on_each_engine!(
     a_snapshot_that_is_not_what_it_was_sent_as_changes_nothing,
     a_snapshot_passes_the_checks_and_restores_to_the_same_hash,
     a_snapshot_is_of_one_moment_whatever_is_written_and_compacted_meanwhile,
+    a_snapshot_that_nobody_wants_any_more_is_not_made_and_holds_nothing_up,
     a_store_closes_while_a_snapshot_holds_up_a_compaction,
     a_bump_compacts_everything_before_it_and_keeps_the_keys,
     a_bump_beyond_the_last_revision_is_refused,

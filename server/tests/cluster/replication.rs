@@ -80,9 +80,14 @@ async fn a_lease_is_kept_alive_through_any_member() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_member_that_is_far_behind_gets_a_snapshot() {
-    let flags = ["--snapshot-count=100", "--snapshot-catchup-entries=10"];
+    let flags = [
+        "--snapshot-count=100",
+        "--snapshot-catchup-entries=10",
+        "--log-level=debug",
+    ];
     let mut cluster = Cluster::start(3, &flags).await;
-    let behind = (cluster.leader().await + 1) % 3;
+    let leader = cluster.leader().await;
+    let behind = (leader + 1) % 3;
     let other = (behind + 1) % 3;
     cluster.members[behind].put("before", "x").await.unwrap();
     cluster.members[behind].kill();
@@ -92,6 +97,10 @@ async fn a_member_that_is_far_behind_gets_a_snapshot() {
             .await
             .unwrap();
     }
+    // While it is away nothing is read for it, however often it is tried.
+    let leading = &cluster.members[leader];
+    leading.logged("no snapshot for a member").await;
+    assert!(!leading.log().contains("sending merged snapshot"));
     cluster.run(behind, "new");
     cluster.members[behind].logged("installed a snapshot").await;
     cluster.ready().await;

@@ -584,11 +584,13 @@ impl Shared {
     }
 
     /// Of all records with `main <= to`, as [`Self::records`] gives them: revision, whether it is a tombstone, and the value's length.
+    /// False when it ended early because it was not `wanted` any more, which is asked every few records.
     pub(super) fn visit_lengths(
         &self,
         to: i64,
+        wanted: &dyn Fn() -> bool,
         each: &mut dyn FnMut(Revision, bool, usize) -> Result<(), StorageError>,
-    ) -> Result<(), StorageError> {
+    ) -> Result<bool, StorageError> {
         let from = Revision::default();
         let (pending, until) = self.pending_records(from, to);
         let engine = self.committer.engine();
@@ -596,6 +598,9 @@ impl Shared {
         let mut next = Table::Key.key(&from.to_bytes());
         let mut found = true;
         while std::mem::take(&mut found) {
+            if !wanted() {
+                return Ok(false);
+            }
             let mut result = Ok(());
             let start = next.clone();
             engine.visit(&start, &end, SCAN_CHUNK_BYTES, &mut |key, value| {
@@ -614,7 +619,7 @@ impl Shared {
         for record in pending {
             each(record.revision, record.tombstone, record.kv.encoded_len())?;
         }
-        Ok(())
+        Ok(true)
     }
 
     pub(super) fn stored(

@@ -17,6 +17,7 @@ use prost::Message;
 use sha2::{Digest, Sha256};
 
 use crate::LogPosition;
+use crate::background;
 use crate::bolt::{Plan, Planner, WriteError, Writer, etcd};
 use crate::committer::PendingRecord;
 use crate::error::StorageError;
@@ -58,8 +59,12 @@ enum Feed {
 }
 
 impl Store {
-    /// Pins the newest state and plans its file. Reads all records once before it returns. Blocking.
-    pub fn snapshot(&self) -> Result<SnapshotStream, StorageError> {
+    /// Pins the newest state and plans its file. Reads all records once before it returns, as long as it is `wanted`: None when it was
+    /// not any more. Blocking.
+    pub fn snapshot(
+        &self,
+        wanted: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Option<SnapshotStream>, StorageError> {
         let shared = &self.shared;
         // Before the writer's lock, in the order that all take them.
         let hold = shared.holds.hold();
@@ -82,13 +87,16 @@ impl Store {
             what,
         };
         let buckets = etcd::small_buckets(&small, applied, finished).map_err(damaged)?;
-        let (plan, census) = plan(shared, &buckets, revision)?;
+        let planned = background::run("snapshot", || plan(shared, &buckets, revision, wanted))?;
+        let Some((plan, census)) = planned else {
+            return Ok(None);
+        };
         // Records of a compaction that has not come to its end are gone from the index and not yet from the engine.
         if finished == picture.compact_revision {
             shared.check_census(census, &picture)?;
         }
         let membership = small.get(&Table::Meta.key(meta::RAFT_MEMBERSHIP)[..]);
-        Ok(SnapshotStream {
+        Ok(Some(SnapshotStream {
             revision,
             applied,
             membership: membership.cloned().unwrap_or_default(),
@@ -99,7 +107,7 @@ impl Store {
             sha: Sha256::new(),
             _hold: hold,
             shared: Arc::clone(shared),
-        })
+        }))
     }
 }
 
@@ -108,7 +116,8 @@ fn plan(
     shared: &Arc<Shared>,
     buckets: &[etcd::SmallBucket],
     revision: i64,
-) -> Result<(Plan, Census), StorageError> {
+    wanted: &(dyn Fn() -> bool + Sync),
+) -> Result<Option<(Plan, Census)>, StorageError> {
     let failed = |error| failed(shared, &error);
     let mut planner = Planner::new();
     let mut census = Census::default();
@@ -118,14 +127,18 @@ fn plan(
             planner.entry(key.len(), value.len()).map_err(failed)?;
         }
         if *name == etcd::KEY {
-            shared.visit_lengths(revision, &mut |revision, tombstone, value_len| {
-                census.add(revision);
-                let key_len = REVISION_BYTES + usize::from(tombstone);
-                planner.entry(key_len, value_len).map_err(failed)
-            })?;
+            let read_all =
+                shared.visit_lengths(revision, wanted, &mut |revision, tombstone, value_len| {
+                    census.add(revision);
+                    let key_len = REVISION_BYTES + usize::from(tombstone);
+                    planner.entry(key_len, value_len).map_err(failed)
+                })?;
+            if !read_all {
+                return Ok(None);
+            }
         }
     }
-    Ok((planner.finish().map_err(failed)?, census))
+    Ok(Some((planner.finish().map_err(failed)?, census)))
 }
 
 impl Shared {
