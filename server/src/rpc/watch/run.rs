@@ -120,6 +120,11 @@ impl Run {
         }
     }
 
+    /// How many get something: at least as many responses.
+    pub(super) fn watchers(&self) -> usize {
+        self.order.len()
+    }
+
     /// Writes responses until `out` holds `bytes_max`. True when the run is done.
     pub(super) fn write(
         &mut self,

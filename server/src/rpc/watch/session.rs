@@ -32,6 +32,12 @@ use crate::watch::{CreateWatch, Delivery, KeyRange, StreamHandle, WatcherId};
 
 /// Bytes after which a chunk goes out; requests are not read while so much waits, which bounds control responses.
 const CHUNK_BYTES: usize = 32 << 10;
+/// A run of so many responses is followed by a rest, so that what comes meanwhile shares a response a watcher: a client of that many
+/// watchers spends more on responses than on their events.
+const REST_RESPONSES_MIN: usize = 64;
+/// For each response of the run.
+const REST: Duration = Duration::from_micros(100);
+const REST_MAX: Duration = Duration::from_millis(20);
 /// Progress requests that are remembered while they cannot be answered.
 const PROGRESS_REQUESTS_MAX: u32 = 16;
 /// The id that speaks for a whole stream, and for watchers that never were.
@@ -124,6 +130,7 @@ pub(super) struct Session {
     taken: Vec<Delivery>,
     inbox: VecDeque<Delivery>,
     run: Option<Run>,
+    rest: Option<Pin<Box<Sleep>>>,
     /// Progress requests not yet answered, and the revision that an answer must reach.
     progress_requests: u32,
     progress_target: i64,
@@ -161,6 +168,7 @@ impl Session {
             taken: Vec::new(),
             inbox: VecDeque::new(),
             run: None,
+            rest: None,
             progress_requests: 0,
             progress_target: 0,
             due: Vec::new(),
@@ -180,8 +188,11 @@ impl Session {
         loop {
             self.poll_requests(cx, out)?;
             self.poll_ticker(cx);
+            if self.rests(cx) {
+                return Ok(());
+            }
             self.write_events(out);
-            if out.len() >= CHUNK_BYTES {
+            if out.len() >= CHUNK_BYTES || self.rests(cx) {
                 return Ok(());
             }
             if self
@@ -323,6 +334,16 @@ impl Session {
         })
     }
 
+    fn rests(&mut self, cx: &mut Context<'_>) -> bool {
+        if let Some(rest) = &mut self.rest {
+            if rest.as_mut().poll(cx).is_pending() {
+                return true;
+            }
+            self.rest = None;
+        }
+        false
+    }
+
     /// Writes what was taken from the mailbox, up to a chunk.
     fn write_events(&mut self, out: &mut BytesMut) {
         let voice = self.voice();
@@ -337,7 +358,13 @@ impl Session {
                 for events in &run.sources {
                     self.stream.sent(events);
                 }
+                let responses = run.watchers();
                 self.run = None;
+                if responses >= REST_RESPONSES_MIN {
+                    let rest = (REST * responses as u32).min(REST_MAX);
+                    self.rest = Some(Box::pin(tokio::time::sleep(rest)));
+                    return;
+                }
                 continue;
             }
             match self.inbox.pop_front() {

@@ -531,3 +531,42 @@ async fn a_restored_state_is_caught_up_by_history() {
     client.ask_progress();
     assert_eq!(client.next().await.header.unwrap().revision, 5);
 }
+
+/// A client spends more on a response than on an event: what many watchers of a stream get in quick succession shares a response each.
+#[tokio::test(start_paused = true)]
+async fn a_stream_of_many_watchers_rests_between_their_responses() {
+    const WATCHERS: usize = 100;
+    let server = Server::start();
+    let all = WATCHERS as i64;
+    let mut client = server.connect();
+    for _ in 0..WATCHERS {
+        client.created(watch_range("a", "", 0)).await;
+    }
+    // Nobody waits for the first event after a pause.
+    server.put("a", b"1");
+    pending_is(&server, all);
+    for _ in 0..WATCHERS {
+        assert_eq!(client.next().await.events.len(), 1);
+    }
+    server.put("a", b"2");
+    pending_is(&server, all);
+    assert!(futures::poll!(std::pin::pin!(client.next())).is_pending());
+    server.put("a", b"3");
+    pending_is(&server, 2 * all);
+    for _ in 0..WATCHERS {
+        assert_eq!(client.next().await.events.len(), 2);
+    }
+    // Few are never made to wait.
+    let mut other = server.connect();
+    other.created(watch_range("b", "", 0)).await;
+    for _ in 0..2 {
+        server.put("b", b"1");
+        pending_is(&server, 1);
+        assert!(futures::poll!(std::pin::pin!(other.next())).is_ready());
+    }
+}
+
+/// Waits until so many events wait for a client.
+fn pending_is(server: &Server, count: i64) {
+    server.wait_until(|| server.metrics.pending_events.get() == count);
+}
