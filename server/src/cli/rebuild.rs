@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use ballast_api::ballastpeerpb as peerpb;
 use ballast_api::etcdserverpb::Member;
-use ballast_storage::mvcc::{InstallOptions, Store};
+use ballast_storage::mvcc::{InstallOptions, Receiving, Store};
 use ballast_storage::schema::{Table, meta};
 use ballast_storage::{LogPosition, StorageError};
 use prost::Message as _;
@@ -179,16 +179,13 @@ async fn replace(
             continue;
         }
         let file = config.data_dir.join("member/snapshot.received");
-        let written = snapshot::write_file(&file, head.size, parts).await;
-        written.map_err(|status| Failure::Snapshot(status.message().to_owned()))?;
+        let received = snapshot::receive(store, &file, &head, parts).await;
+        let received = received.map_err(|status| Failure::Snapshot(status.message().to_owned()))?;
         let options = InstallOptions {
             applied,
             membership: head.membership,
         };
-        let installed = install(store, &file, options).await;
-        // Nobody reads it any more.
-        let _ = std::fs::remove_file(&file);
-        return installed.map(|()| applied);
+        return install(store, received, options).await.map(|()| applied);
     }
     Err(Failure::LeaderBehind)
 }
@@ -262,9 +259,13 @@ async fn first_part(
     Ok(head)
 }
 
-async fn install(store: &Arc<Store>, file: &Path, options: InstallOptions) -> Result<(), Failure> {
-    let (store, file) = (Arc::clone(store), file.to_owned());
-    let installed = tokio::task::spawn_blocking(move || store.install(&file, &options)).await;
+async fn install(
+    store: &Arc<Store>,
+    received: Receiving,
+    options: InstallOptions,
+) -> Result<(), Failure> {
+    let store = Arc::clone(store);
+    let installed = tokio::task::spawn_blocking(move || store.install(received, &options)).await;
     match installed {
         Ok(installed) => Ok(installed?),
         // Only a panic ends it otherwise.

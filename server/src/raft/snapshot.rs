@@ -1,7 +1,7 @@
 //! A snapshot from the leader to a member that is behind the log.
 //!
 //!     leader:  pin the store as it is -> head (position, membership), the file in pieces
-//!     member:  pieces to a file, SHA-256 compared -> the library takes it -> a new database is published -> the process begins anew on it
+//!     member:  pieces into a new database, SHA-256 compared -> the library takes it -> the database is published -> the process begins anew on it
 //!
 //! Promises: neither side holds the file in memory; what does not arrive whole counts for nothing. While one is on its way, and a while after, the
 //! leader keeps its log, so that the member can go on from where the snapshot ends.
@@ -9,15 +9,13 @@
 //!
 //! etcd: server/etcdserver/api/rafthttp/snapshot_sender.go, snapshotHandler in http.go, and the inflightSnapshots of the server.
 
-use std::fs::File;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ballast_api::ballastpeerpb as pb;
-use ballast_storage::mvcc::Store;
+use ballast_storage::mvcc::{Receiving, Store};
 use ballast_storage::{LogPosition, StorageError};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
@@ -122,6 +120,8 @@ async fn read_parts(
             membership: made.membership(),
             size: made.size(),
             format: FORMAT,
+            records_from: made.record_pages().start,
+            records_to: made.record_pages().end,
         }),
         chunk: Bytes::new(),
     };
@@ -137,16 +137,6 @@ async fn read_parts(
         part = pb::SnapshotPart { head: None, chunk };
     }
     Ok(())
-}
-
-/// A file that goes away unless it is kept.
-struct Received(PathBuf);
-
-impl Drop for Received {
-    fn drop(&mut self) {
-        // It may never have been made.
-        let _ = std::fs::remove_file(&self.0);
-    }
 }
 
 fn broken(why: impl std::fmt::Display) -> Status {
@@ -170,6 +160,7 @@ impl RaftNode {
     /// Takes a snapshot of the leader. One at a time.
     pub async fn receive_snapshot<S>(
         self: &Arc<Self>,
+        store: &Arc<Store>,
         from: u64,
         parts: S,
     ) -> Result<pb::SnapshotReply, Status>
@@ -189,8 +180,7 @@ impl RaftNode {
             size = head.size,
             "receiving database snapshot"
         );
-        let file = Received(self.snapshot_path.clone());
-        write_file(&file.0, head.size, parts).await?;
+        let receiving = receive(store, &self.snapshot_path, &head, parts).await?;
         let applied = head.applied.unwrap_or_default();
         let applied = LogPosition {
             term: applied.term,
@@ -203,7 +193,7 @@ impl RaftNode {
                 last_log_id: log_id(applied),
                 last_membership,
             },
-            snapshot: Content::File(file.0.clone()),
+            snapshot: Content::received(receiving),
         };
         let answer = self
             .raft()
@@ -227,11 +217,11 @@ pub(crate) fn check_format(head: &pb::SnapshotHead) -> Result<(), Status> {
     )))
 }
 
-/// A snapshot's file as it arrives.
+/// A snapshot as it arrives.
 struct Arriving {
-    file: File,
+    receiving: Receiving,
     sha: Sha256,
-    /// Bytes of it that are missing.
+    /// Bytes of the file that are missing.
     left: u64,
     /// Behind it: its SHA-256.
     trailer: Vec<u8>,
@@ -243,7 +233,7 @@ impl Arriving {
         let body = chunk.split_to(chunk.len().min(left));
         self.left -= body.len() as u64;
         self.sha.update(&body);
-        self.file.write_all(&body).map_err(broken)?;
+        self.receiving.take(&body).map_err(broken)?;
         self.trailer.extend_from_slice(&chunk);
         if self.trailer.len() as u64 > SHA_BYTES {
             return Err(broken("it is longer than it says"));
@@ -251,28 +241,33 @@ impl Arriving {
         Ok(())
     }
 
-    fn finish(self) -> Result<(), Status> {
+    fn finish(self) -> Result<Receiving, Status> {
         if self.left > 0 || self.trailer.len() as u64 != SHA_BYTES {
             return Err(broken(format!("{} bytes are missing", self.left)));
         }
         if self.sha.finalize()[..] != self.trailer[..] {
             return Err(broken("its SHA-256 is another"));
         }
-        // Not synced: what is made of it is, and without that it counts for nothing.
-        Ok(())
+        Ok(self.receiving)
     }
 }
 
-/// Writes the file without its trailer, which is compared.
-pub(crate) async fn write_file<S>(path: &Path, size: u64, parts: S) -> Result<(), Status>
+/// Takes all parts behind the head; the trailer is compared. What is no record lies in `file` meanwhile.
+pub(crate) async fn receive<S>(
+    store: &Arc<Store>,
+    file: &Path,
+    head: &pb::SnapshotHead,
+    parts: S,
+) -> Result<Receiving, Status>
 where
     S: Stream<Item = Result<pb::SnapshotPart, Status>> + Send,
 {
     futures::pin_mut!(parts);
-    let path = path.to_owned();
-    let made = blocking(move || File::create(path)).await;
+    let (store, file, size) = (Arc::clone(store), file.to_owned(), head.size);
+    let records = head.records_from..head.records_to;
+    let receiving = blocking(move || store.receive(&file, size, records)).await;
     let mut arriving = Arriving {
-        file: made.flatten().map_err(broken)?,
+        receiving: receiving.map_err(broken)?.map_err(broken)?,
         sha: Sha256::new(),
         left: size,
         trailer: Vec::new(),
@@ -287,5 +282,5 @@ where
         taken?;
         arriving = back;
     }
-    blocking(move || arriving.finish()).await.map_err(broken)?
+    arriving.finish()
 }

@@ -8,12 +8,11 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ballast_storage::LogPosition;
-use ballast_storage::mvcc::{InstallOptions, Store};
+use ballast_storage::mvcc::{InstallOptions, Receiving, Store};
 use ballast_storage::schema::{Table, meta};
 use futures::{Stream, StreamExt};
 use openraft::alias::{SnapshotMetaOf, SnapshotOf};
@@ -35,12 +34,18 @@ use crate::tasks::blocking;
 const SETTLE_ENTRIES: u32 = 64;
 
 /// A snapshot's content.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Content {
     /// The engine is it: the bytes are made when they are sent.
     Engine,
-    /// What another member sent.
-    File(PathBuf),
+    /// What another member sent, until it is installed.
+    Received(Arc<Mutex<Option<Receiving>>>),
+}
+
+impl Content {
+    pub fn received(receiving: Receiving) -> Self {
+        Self::Received(Arc::new(Mutex::new(Some(receiving))))
+    }
 }
 
 type Snapshot = SnapshotOf<TypeConfig, Content>;
@@ -220,16 +225,19 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         meta: &SnapshotMetaOf<TypeConfig>,
         snapshot: Content,
     ) -> Result<(), io::Error> {
-        let Content::File(path) = snapshot else {
+        let Content::Received(received) = snapshot else {
             return Err(io::Error::other("a snapshot of this member's own engine"));
         };
+        let received = received.lock().take();
+        let received =
+            received.ok_or_else(|| io::Error::other("a snapshot that was installed before"))?;
         let store = Arc::clone(&self.store);
         let options = InstallOptions {
             applied: meta.last_log_id.as_ref().map(position).unwrap_or_default(),
             membership: encode_stored(&meta.last_membership),
         };
         crate::metrics::SNAPSHOTS_APPLYING.inc();
-        let installed = blocking(move || store.install(&path, &options)).await;
+        let installed = blocking(move || store.install(received, &options)).await;
         crate::metrics::SNAPSHOTS_APPLYING.dec();
         installed?.map_err(|error| {
             self.failure.set(&error);

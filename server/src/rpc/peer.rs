@@ -113,7 +113,7 @@ impl Peer for PeerService {
         let received = self
             .0
             .raft
-            .receive_snapshot(from, request.into_inner())
+            .receive_snapshot(&self.0.store, from, request.into_inner())
             .await;
         match received {
             Ok(reply) => {

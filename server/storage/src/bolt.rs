@@ -15,6 +15,7 @@
 //!
 //! etcd: go.etcd.io/bbolt.
 
+pub mod arrive;
 pub mod check;
 pub mod etcd;
 pub mod read;
@@ -22,6 +23,7 @@ pub mod status;
 pub mod verify;
 pub mod write;
 
+pub use arrive::{Arriving, Handed};
 pub use check::check;
 pub use read::{BoltFile, Bucket, Cursor, Value};
 pub use status::{SnapshotStatus, Trailer, status, verify_trailer};

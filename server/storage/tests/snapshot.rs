@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +14,8 @@ use ballast_api::etcdserverpb::Member;
 use ballast_storage::backend::Kind;
 use ballast_storage::bolt::{BoltFile, Planner, Trailer, Writer, check, status, verify_trailer};
 use ballast_storage::mvcc::{
-    HashKv, InstallOptions, Pace, RangeOptions, RestoreOptions, Store, StoreOptions, WriteTxn,
-    restore,
+    HashKv, InstallOptions, Pace, RangeOptions, Receiving, RestoreOptions, Store, StoreOptions,
+    WriteTxn, restore,
 };
 use ballast_storage::schema::{Table, meta};
 use ballast_storage::{LogPosition, ReadError, StorageError};
@@ -357,23 +358,46 @@ fn a_database_of_something_else_is_not_restored(kind: Kind) {
     assert!(!to.exists());
 }
 
-/// Another member's snapshot, as it lies on the disk once it arrived.
-fn arrived(store: &Store, path: &Path) -> InstallOptions {
-    let size = save(store, path, 64 << 10);
-    let file = fs::File::options().write(true).open(path).unwrap();
-    file.set_len(size).unwrap();
-    InstallOptions {
-        applied: store.applied(),
-        membership: Bytes::from_static(b"the group"),
+/// Another member's snapshot on its way to `to`, whose records are said to lie among these of the pages that they lie among.
+fn arrived(
+    from: &Store,
+    to: &Store,
+    dir: &Path,
+    chunk_bytes: usize,
+    pages: impl Fn(Range<u64>) -> Range<u64>,
+) -> (Receiving, InstallOptions) {
+    let mut stream = from.snapshot(&|| true).unwrap().unwrap();
+    let (size, pages) = (stream.size(), pages(stream.record_pages()));
+    let path = dir.join("snapshot.received");
+    let mut receiving = to.receive(&path, size, pages).unwrap();
+    let mut left = size;
+    while let Some(chunk) = stream.next_chunk(chunk_bytes).unwrap() {
+        let of_the_file = chunk.len().min(usize::try_from(left).unwrap());
+        receiving.take(&chunk[..of_the_file]).unwrap();
+        left -= of_the_file as u64;
     }
+    let options = InstallOptions {
+        applied: from.applied(),
+        membership: Bytes::from_static(b"the group"),
+    };
+    (receiving, options)
 }
 
+/// Its records as they come, or all of it as a file when nobody says where they lie.
 fn a_snapshot_of_another_member_takes_the_databases_place(kind: Kind) {
+    takes_the_databases_place(kind, 64 << 10, |pages| pages);
+    takes_the_databases_place(kind, 1_000, |pages| pages);
+    takes_the_databases_place(kind, 64 << 10, |_| 0..0);
+}
+
+fn takes_the_databases_place(
+    kind: Kind,
+    chunk_bytes: usize,
+    pages: impl Fn(Range<u64>) -> Range<u64>,
+) {
     let dir = tempfile::tempdir().unwrap();
     let leader = open(kind, &dir.path().join("a"));
     fill(&leader);
-    let path = dir.path().join("snapshot.received");
-    let options = arrived(&leader, &path);
     let behind = dir.path().join("b");
     let store = open(kind, &behind);
     let mut log = Log::new(&store);
@@ -384,7 +408,9 @@ fn a_snapshot_of_another_member_takes_the_databases_place(kind: Kind) {
         }
     });
     store.flush().unwrap();
-    store.install(&path, &options).unwrap();
+    let (received, options) = arrived(&leader, &store, dir.path(), chunk_bytes, pages);
+    store.install(received, &options).unwrap();
+    assert!(!dir.path().join("snapshot.received").exists());
     // What is in memory is of the past, and makes no database any more.
     assert!(store.defragment(Pace::Background).is_err());
     assert_eq!(store.view().revision(), 2);
@@ -423,21 +449,45 @@ fn a_snapshot_that_is_not_what_it_was_sent_as_changes_nothing(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
     let leader = open(kind, &dir.path().join("a"));
     fill(&leader);
-    let path = dir.path().join("snapshot.received");
-    let options = arrived(&leader, &path);
     let behind = dir.path().join("b");
     let store = open(kind, &behind);
     Log::new(&store).put("old", b"x", 0);
     store.flush().unwrap();
+    let whole = |pages: Range<u64>| pages;
+    let (received, options) = arrived(&leader, &store, dir.path(), 4096, whole);
     let elsewhere = InstallOptions {
         applied: LogPosition { term: 2, index: 1 },
         ..options.clone()
     };
-    let refused = store.install(&path, &elsewhere).unwrap_err();
+    let refused = store.install(received, &elsewhere).unwrap_err();
     assert!(refused.to_string().contains("was sent as"), "{refused}");
-    let file = fs::File::options().write(true).open(&path).unwrap();
-    file.set_len(file.metadata().unwrap().len() / 2).unwrap();
-    assert!(store.install(&path, &options).is_err());
+    // A leaf of records was none by what the sender said.
+    let less = |pages: Range<u64>| pages.start + 1..pages.end;
+    let (received, options) = arrived(&leader, &store, dir.path(), 4096, less);
+    let refused = store.install(received, &options).unwrap_err();
+    assert!(
+        refused.to_string().contains("did not come as such"),
+        "{refused}"
+    );
+    let path = dir.path().join("snapshot.received");
+    let mut received = store.receive(&path, 1 << 20, 0..0).unwrap();
+    received.take(&[0; 5_000]).unwrap();
+    let refused = store.install(received, &options).unwrap_err();
+    assert!(
+        refused.to_string().contains("it ends before its end"),
+        "{refused}"
+    );
+    let names: Vec<_> = fs::read_dir(&behind)
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.file_name())
+        .collect();
+    assert!(
+        !names
+            .iter()
+            .any(|name| name.to_string_lossy().ends_with(".new")),
+        "{names:?}"
+    );
     drop(store);
     let store = open(kind, &behind);
     assert_eq!(store.view().revision(), 2);

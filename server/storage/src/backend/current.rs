@@ -27,7 +27,8 @@ use crate::files;
 
 const CURRENT: &str = "CURRENT";
 const CURRENT_ASIDE: &str = "CURRENT.new";
-const UNPUBLISHED: &str = ".new";
+/// What a database is called besides until it is published. An open removes those that a crash left.
+pub const UNPUBLISHED: &str = ".new";
 
 /// A database's engine and number. Numbers grow, whatever the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 
 use super::{
-    BUCKET_HEADER, ELEMENT, ELEMENT_BUCKET, FLAG_BRANCH, FLAG_FREELIST, FLAG_LEAF, META_BYTES,
-    Meta, NO_FREELIST, PAGE_HEADER, u16_at, u32_at, u64_at,
+    BUCKET_HEADER, ELEMENT, ELEMENT_BUCKET, FLAG_BRANCH, FLAG_FREELIST, FLAG_LEAF, Handed,
+    META_BYTES, Meta, NO_FREELIST, PAGE_HEADER, u16_at, u32_at, u64_at,
 };
 use crate::error::StorageError;
 
@@ -175,6 +175,52 @@ impl BoltFile {
         }
     }
 
+    /// Whether the leaves of a bucket are those that were handed on, all of them and in their order. Reads its branches alone. None when the
+    /// bucket lies inline.
+    pub(crate) fn has_leaves(
+        &self,
+        bucket: &Bucket,
+        handed: &Handed,
+    ) -> Result<Option<bool>, StorageError> {
+        let Place::Page(root) = bucket.place else {
+            return Ok(None);
+        };
+        let mut walk = Walk { last: 0, count: 0 };
+        let all = self.walk(root, handed, &mut walk, 0)?;
+        Ok(Some(all && walk.count == handed.count))
+    }
+
+    fn walk(
+        &self,
+        id: u64,
+        handed: &Handed,
+        walk: &mut Walk,
+        depth: usize,
+    ) -> Result<bool, StorageError> {
+        if !(2..self.meta.high_water).contains(&id) || depth == DEPTH_MAX {
+            return Err(self.damaged(0, format!("a reference to page {id}")));
+        }
+        if handed.contains(id) {
+            // Ascending, so each is met once and a loop ends.
+            let ascends = id > walk.last;
+            walk.last = id;
+            walk.count += 1;
+            return Ok(ascends);
+        }
+        let page = self.page(id)?;
+        let damaged = |what| self.damaged(page.offset, what);
+        if page.is_leaf().map_err(damaged)? {
+            return Ok(false);
+        }
+        for index in 0..page.count {
+            let (_, child) = page.branch(index).map_err(damaged)?;
+            if !self.walk(child, handed, walk, depth + 1)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     pub(super) fn high_water(&self) -> u64 {
         self.meta.high_water
     }
@@ -251,6 +297,12 @@ impl BoltFile {
     }
 }
 
+/// Leaves met on a walk over branches.
+struct Walk {
+    last: u64,
+    count: u64,
+}
+
 /// The meta page of the later transaction, of those that are whole.
 fn find_meta(file: &File, len: u64) -> Result<Meta, &'static str> {
     let read = |offset: u64| {
@@ -320,7 +372,7 @@ impl PageSet {
 
 /// A page in memory, its header read.
 #[derive(Clone, Debug)]
-struct Page {
+pub(super) struct Page {
     bytes: Bytes,
     /// In the file.
     offset: u64,
@@ -329,16 +381,16 @@ struct Page {
 }
 
 #[derive(Debug)]
-struct LeafElement {
-    is_bucket: bool,
-    key: Bytes,
-    value: Bytes,
+pub(super) struct LeafElement {
+    pub(super) is_bucket: bool,
+    pub(super) key: Bytes,
+    pub(super) value: Bytes,
     value_offset: u64,
 }
 
 impl Page {
     /// `bytes` holds a header; checks that the element table of a branch or leaf fits.
-    fn parse(bytes: Bytes, offset: u64) -> Result<Self, String> {
+    pub(super) fn parse(bytes: Bytes, offset: u64) -> Result<Self, String> {
         let (flags, count) = (u16_at(&bytes, 8), usize::from(u16_at(&bytes, 10)));
         if flags != FLAG_FREELIST && PAGE_HEADER + count * ELEMENT > bytes.len() {
             return Err(format!("a page of {count} elements, more than it can hold"));
@@ -374,7 +426,11 @@ impl Page {
         }
     }
 
-    fn leaf(&self, index: usize) -> Result<LeafElement, String> {
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    pub(super) fn leaf(&self, index: usize) -> Result<LeafElement, String> {
         let at = PAGE_HEADER + index * ELEMENT;
         let flags = u32_at(&self.bytes, at);
         let pos = u32_at(&self.bytes, at + 4) as usize;

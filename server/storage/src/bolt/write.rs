@@ -90,6 +90,11 @@ impl Planner {
             .entry(Len(key_len), Len(value_len), &mut self.counter)
     }
 
+    /// The page that is written next: those of a bucket lie between its begin and that of the next one, with a few of the root bucket's maybe.
+    pub fn next_page(&self) -> u64 {
+        self.counter.next
+    }
+
     pub fn finish(mut self) -> Result<Plan, WriteError> {
         let root = self.builder.finish(&mut self.counter)?;
         Ok(Plan {

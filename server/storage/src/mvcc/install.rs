@@ -1,27 +1,30 @@
 //! Another member's snapshot as the live database, in place of what this one has.
 //!
-//!     1 check    the file as a whole
-//!     2 make     a database of it beside the live one, not yet counted
-//!     3 publish  CURRENT names it: that is the moment it counts (backend/current.rs)
+//!     1 receive  records into a database beside the live one, not yet counted; the file's other pages into a file
+//!     2 check    by the branches in the file: all of its records came, in their order
+//!     3 complete the database with all else
+//!     4 publish  CURRENT names it: that is the moment it counts (backend/current.rs)
 //!
-//! Promises: a crash leaves the old database or the new one. From 3 on this store is of the past: it makes no other database any more, and whoever
+//! Promises: a crash leaves the old database or the new one. From 4 on this store is of the past: it makes no other database any more, and whoever
 //! holds it opens the directory anew. What it still reads comes from the old database, which stays readable while it is open.
 //! Not here: the bytes on their way (`server/src/raft/snapshot.rs`), the log, which then ends before the database (`server/src/raft/open.rs`).
 //!
 //! etcd: applySnapshot in server/etcdserver/server.go, which swaps the backend in place.
 
-use std::path::Path;
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
 use crate::LogPosition;
-use crate::backend::current;
+use crate::backend::{Kind, current};
 use crate::bolt::etcd::{self, meta_key};
-use crate::bolt::{BoltFile, Value};
+use crate::bolt::{Arriving, BoltFile, Value};
 use crate::committer::encode_position;
 use crate::error::StorageError;
-use crate::mvcc::restore;
+use crate::mvcc::restore::{self, Filler};
 use crate::mvcc::store::Store;
 use crate::schema::{Table, meta};
 
@@ -34,18 +37,62 @@ pub struct InstallOptions {
     pub membership: Bytes,
 }
 
+/// A snapshot that is being received: its records go into a database as they come, all else into a file. Both go away with this unless
+/// [`Store::install`] makes it the live one.
+#[derive(Debug)]
+pub struct Receiving {
+    /// None once they are handed over.
+    parts: Option<(Arriving, Filler)>,
+    kind: Kind,
+    file: PathBuf,
+    database: PathBuf,
+}
+
+/// The database's name until it has a number: one that the next open removes.
+const RECEIVED: &str = "received";
+
 impl Store {
-    /// Makes the file the live database. Blocking, and as long as the file is large.
-    pub fn install(&self, file: &Path, options: &InstallOptions) -> Result<(), StorageError> {
+    /// Begins to receive a snapshot of `size` bytes whose leaves of records lie among these pages (nowhere when that is empty; then all goes into
+    /// `file`). One at a time. Blocking.
+    pub fn receive(
+        &self,
+        file: &Path,
+        size: u64,
+        records: Range<u64>,
+    ) -> Result<Receiving, StorageError> {
+        let options = &self.shared.options;
+        let kind = options.engine;
+        let database = options.dir.join(format!(
+            "{RECEIVED}.{}{}",
+            kind.extension(),
+            current::UNPUBLISHED
+        ));
+        remove(&database)?; // of an earlier attempt in this run
+        Ok(Receiving {
+            parts: Some((
+                Arriving::new(file, size, records)?,
+                Filler::open(kind, &database)?,
+            )),
+            kind,
+            file: file.to_owned(),
+            database,
+        })
+    }
+
+    /// Makes the snapshot the live database. Blocking.
+    pub fn install(
+        &self,
+        mut received: Receiving,
+        options: &InstallOptions,
+    ) -> Result<(), StorageError> {
         let shared = &self.shared;
         let _one_at_a_time = shared.defragmenting.lock();
         let started = crate::clock::now();
-        let file = BoltFile::open(file)?;
+        let Some((arriving, filler)) = received.parts.take() else {
+            return Ok(());
+        };
+        let (file, handed) = arriving.finish()?;
         check_position(&file, options.applied)?;
-        let dir = &shared.options.dir;
-        let old = *shared.database.lock();
-        let next = old.next(shared.options.engine);
-        current::remove_database(dir, next)?; // of an earlier attempt in this run
         let own = |name: &[u8]| shared.small.lock().get(&Table::Meta.key(name)[..]).cloned();
         let mut more = vec![
             (meta::APPLIED, encode_position(options.applied).into()),
@@ -55,19 +102,20 @@ impl Store {
         for name in [meta::CLUSTER_ID, meta::MEMBER_ID] {
             more.extend(own(name).map(|id| (name, id)));
         }
-        let made = restore::take_over(&file, dir, next, more).and_then(|report| {
-            current::publish(dir, next)?;
-            Ok(report)
-        });
-        let report = match made {
-            Ok(report) => report,
-            Err(error) => {
-                if let Err(error) = current::remove_database(dir, next) {
-                    tracing::warn!(%error, "an unfinished database of a snapshot stays until the next start");
-                }
-                return Err(error);
+        let report = restore::take_over(&file, &handed, filler, more)?;
+        let dir = &shared.options.dir;
+        let old = *shared.database.lock();
+        let next = old.next(received.kind);
+        current::remove_database(dir, next)?; // of an earlier attempt in this run
+        let unpublished = next.unpublished_path(dir);
+        std::fs::rename(&received.database, &unpublished)
+            .map_err(|e| StorageError::io("rename", &unpublished, e))?;
+        if let Err(error) = current::publish(dir, next) {
+            if let Err(error) = current::remove_database(dir, next) {
+                tracing::warn!(%error, "an unfinished database of a snapshot stays until the next start");
             }
-        };
+            return Err(error);
+        }
         shared.superseded.store(true, Ordering::Release);
         tracing::info!(
             applied = options.applied.index,
@@ -78,6 +126,42 @@ impl Store {
             "installed a snapshot of another member"
         );
         Ok(())
+    }
+}
+
+impl Receiving {
+    /// Takes the file's next bytes. Blocking.
+    pub fn take(&mut self, bytes: &[u8]) -> Result<(), StorageError> {
+        let Some((arriving, filler)) = &mut self.parts else {
+            return Ok(());
+        };
+        let path = &self.file;
+        arriving.take(bytes, &mut |key, value| filler.record(path, key, value))
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        // Closed before it is removed.
+        self.parts = None;
+        for path in [&self.file, &self.database] {
+            if let Err(error) = remove(path) {
+                tracing::warn!(%error, "what is left of a snapshot stays until the next start");
+            }
+        }
+    }
+}
+
+/// A file or a directory, or neither.
+fn remove(path: &Path) -> Result<(), StorageError> {
+    let removed = if path.is_dir() {
+        std::fs::remove_dir_all(path)
+    } else {
+        std::fs::remove_file(path)
+    };
+    match removed {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(StorageError::io("remove", path, e)),
+        _ => Ok(()),
     }
 }
 

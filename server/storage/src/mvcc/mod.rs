@@ -28,5 +28,5 @@ pub use restore::{RestoreOptions, RestoreReport, restore};
 pub use snapshot::SnapshotStream;
 pub use store::{
     Committed, Compaction, DefragReport, Event, EventKind, HashKv, InstallOptions, Pace,
-    RangeOptions, RangeResult, Sizes, Store, StoreOptions, Touched, View, WriteTxn,
+    RangeOptions, RangeResult, Receiving, Sizes, Store, StoreOptions, Touched, View, WriteTxn,
 };

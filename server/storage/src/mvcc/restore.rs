@@ -12,6 +12,7 @@
 //! etcd: Restore in etcdutl/snapshot/v3_snapshot.go, and its way of bumping the revision.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use ballast_api::etcdserverpb::Member;
 use ballast_api::mvccpb::KeyValue;
@@ -21,7 +22,7 @@ use prost::Message;
 use crate::backend::current::{self, Name};
 use crate::backend::{Batch, Engine, Kind};
 use crate::bolt::etcd::{self, MetaEntry};
-use crate::bolt::{BoltFile, Bucket, Value, check};
+use crate::bolt::{BoltFile, Bucket, Handed, Value, check};
 use crate::error::StorageError;
 use crate::mvcc::recover::FORMAT_VERSION;
 use crate::mvcc::revision::Revision;
@@ -63,7 +64,8 @@ pub fn restore(
     dir: &Path,
     options: &RestoreOptions,
 ) -> Result<RestoreReport, StorageError> {
-    check_whole(file)?;
+    check(file)?;
+    check_buckets(file)?;
     crate::dirs::make(dir, 0o700)?;
     if let current::Found::Database(_) = current::recover(dir)? {
         return Err(StorageError::Refused {
@@ -72,32 +74,92 @@ pub fn restore(
         });
     }
     let name = Name::first(options.engine);
-    let engine = name.kind.open(&name.unpublished_path(dir), CACHE_BYTES)?;
-    let mut restore = Restore::new(file, &*engine);
+    let filler = Filler::open(name.kind, &name.unpublished_path(dir))?;
+    let mut restore = Restore::new(file, filler);
     restore.buckets()?;
     let report = restore.finish(options, Vec::new())?;
-    drop(engine);
     current::publish(dir, name)?;
     Ok(report)
 }
 
-/// Makes an unpublished database of the same cluster's snapshot, members and all, with `more` of its own in the table of metadata.
+/// What is put into a new database, in batches.
+#[derive(Debug)]
+pub(super) struct Filler {
+    engine: Arc<dyn Engine>,
+    batch: Batch,
+    batch_bytes: usize,
+    /// The last record.
+    last: Revision,
+    records: u64,
+}
+
+impl Filler {
+    /// Makes the database.
+    pub(super) fn open(kind: Kind, path: &Path) -> Result<Self, StorageError> {
+        Ok(Self {
+            engine: kind.open(path, CACHE_BYTES)?,
+            batch: Batch::default(),
+            batch_bytes: 0,
+            last: Revision::default(),
+            records: 0,
+        })
+    }
+
+    fn put(&mut self, table: Table, key: &[u8], value: Bytes) -> Result<(), StorageError> {
+        self.batch_bytes += key.len() + value.len();
+        self.batch.put(table.key(key), value);
+        if self.batch_bytes >= BATCH_BYTES {
+            self.engine.write(&std::mem::take(&mut self.batch))?;
+            self.batch_bytes = 0;
+        }
+        Ok(())
+    }
+
+    /// Records come in ascending order. `path` is that of their file, for messages.
+    pub(super) fn record(
+        &mut self,
+        path: &Path,
+        key: &Bytes,
+        value: Bytes,
+    ) -> Result<(), StorageError> {
+        let damaged = |what: String| StorageError::DamagedRecord {
+            path: path.to_owned(),
+            record: key.escape_ascii().to_string(),
+            what,
+        };
+        let Some((revision, _)) = Revision::from_bytes(key) else {
+            return Err(damaged("its key is no revision".to_owned()));
+        };
+        if self.records > 0 && revision <= self.last {
+            return Err(damaged("it does not follow the one before it".to_owned()));
+        }
+        KeyValue::decode(value.clone()).map_err(|error| damaged(error.to_string()))?;
+        self.last = revision;
+        self.records += 1;
+        self.put(Table::Key, key, value)
+    }
+}
+
+/// Completes an unpublished database with the same cluster's snapshot, members and all, and `more` of its own in the table of metadata. The
+/// records in the leaves that were handed on are in it already.
 pub(super) fn take_over(
     file: &BoltFile,
-    dir: &Path,
-    name: Name,
+    handed: &Handed,
+    filler: Filler,
     more: Vec<(&'static [u8], Bytes)>,
 ) -> Result<RestoreReport, StorageError> {
-    check_whole(file)?;
-    let engine = name.kind.open(&name.unpublished_path(dir), CACHE_BYTES)?;
-    let mut restore = Restore::new(file, &*engine);
+    if handed.count == 0 {
+        check(file)?;
+    }
+    check_buckets(file)?;
+    let mut restore = Restore::new(file, filler);
     restore.keeps_members = true;
+    restore.handed = Some(handed).filter(|handed| handed.count > 0);
     restore.buckets()?;
     restore.finish(&RestoreOptions::default(), more)
 }
 
-fn check_whole(file: &BoltFile) -> Result<(), StorageError> {
-    check(file)?;
+fn check_buckets(file: &BoltFile) -> Result<(), StorageError> {
     for name in [etcd::KEY, etcd::META] {
         if file.bucket(name.as_bytes())?.is_none() {
             return Err(StorageError::Refused {
@@ -111,10 +173,9 @@ fn check_whole(file: &BoltFile) -> Result<(), StorageError> {
 
 struct Restore<'a> {
     file: &'a BoltFile,
-    engine: &'a dyn Engine,
-    batch: Batch,
-    batch_bytes: usize,
-    last: Revision,
+    filler: Filler,
+    /// Leaves whose records the database has already.
+    handed: Option<&'a Handed>,
     scheduled: i64,
     finished: i64,
     /// The members are the file's.
@@ -123,13 +184,11 @@ struct Restore<'a> {
 }
 
 impl<'a> Restore<'a> {
-    fn new(file: &'a BoltFile, engine: &'a dyn Engine) -> Self {
+    fn new(file: &'a BoltFile, filler: Filler) -> Self {
         Self {
             file,
-            engine,
-            batch: Batch::default(),
-            batch_bytes: 0,
-            last: Revision::default(),
+            filler,
+            handed: None,
             scheduled: -1,
             finished: -1,
             keeps_members: false,
@@ -158,6 +217,16 @@ impl<'a> Restore<'a> {
             };
         }
         let table = etcd::table_of(name);
+        if table == Some(Table::Key)
+            && let Some(handed) = self.handed
+            && let Some(has_all) = self.file.has_leaves(bucket, handed)?
+        {
+            let missing = || {
+                self.file
+                    .damaged(0, "leaves of records that did not come as such")
+            };
+            return if has_all { Ok(()) } else { Err(missing()) };
+        }
         let mut entries = self.file.cursor(bucket);
         while let Some((key, value)) = entries.next()? {
             let unknown = || format!("{}/{}", name.escape_ascii(), key.escape_ascii());
@@ -166,7 +235,7 @@ impl<'a> Restore<'a> {
                 continue;
             };
             match table {
-                Some(Table::Key) => self.record(&key, value)?,
+                Some(Table::Key) => self.filler.record(self.file.path(), &key, value)?,
                 Some(table) => {
                     self.report.leases += u64::from(table == Table::Lease);
                     self.report.auth_enabled |= etcd::enables_auth(name, &key, &value);
@@ -210,21 +279,6 @@ impl<'a> Restore<'a> {
         Ok(())
     }
 
-    fn record(&mut self, key: &Bytes, value: Bytes) -> Result<(), StorageError> {
-        let damaged = |what: String| StorageError::DamagedRecord {
-            path: self.file.path().to_owned(),
-            record: key.escape_ascii().to_string(),
-            what,
-        };
-        let Some((revision, _)) = Revision::from_bytes(key) else {
-            return Err(damaged("its key is no revision".to_owned()));
-        };
-        KeyValue::decode(value.clone()).map_err(|error| damaged(error.to_string()))?;
-        self.last = revision;
-        self.report.records += 1;
-        self.put(Table::Key, key, value)
-    }
-
     fn meta(&mut self, key: &[u8], value: &[u8]) -> Result<(), StorageError> {
         let entry = etcd::meta_entry(key, value).map_err(|what| self.file.damaged(0, what))?;
         match entry {
@@ -240,13 +294,7 @@ impl<'a> Restore<'a> {
     }
 
     fn put(&mut self, table: Table, key: &[u8], value: Bytes) -> Result<(), StorageError> {
-        self.batch_bytes += key.len() + value.len();
-        self.batch.put(table.key(key), value);
-        if self.batch_bytes >= BATCH_BYTES {
-            self.engine.write(&std::mem::take(&mut self.batch))?;
-            self.batch_bytes = 0;
-        }
-        Ok(())
+        self.filler.put(table, key, value)
     }
 
     fn finish(
@@ -255,7 +303,13 @@ impl<'a> Restore<'a> {
         more: Vec<(&'static [u8], Bytes)>,
     ) -> Result<RestoreReport, StorageError> {
         // etcd's revision before the first write is 1; a compaction may have taken the last record (etcd#17780).
-        let mut revision = self.last.main.max(self.scheduled).max(self.finished).max(1);
+        let mut revision = self
+            .filler
+            .last
+            .main
+            .max(self.scheduled)
+            .max(self.finished)
+            .max(1);
         if options.revision_bump > 0 {
             revision = i64::try_from(options.revision_bump)
                 .ok()
@@ -294,8 +348,9 @@ impl<'a> Restore<'a> {
         }
         let format = Bytes::copy_from_slice(&FORMAT_VERSION.to_le_bytes());
         self.put(Table::Meta, meta::FORMAT, format)?;
-        self.engine.write(&self.batch)?;
+        self.filler.engine.write(&self.filler.batch)?;
         self.report.revision = revision;
+        self.report.records = self.filler.records;
         Ok(self.report)
     }
 }

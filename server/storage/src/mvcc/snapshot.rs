@@ -10,6 +10,7 @@
 //!
 //! etcd: Snapshot in server/storage/backend/backend.go and api/v3rpc/maintenance.go.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
@@ -36,6 +37,7 @@ pub struct SnapshotStream {
     applied: LogPosition,
     membership: Bytes,
     size: u64,
+    record_pages: Range<u64>,
     buckets: std::vec::IntoIter<etcd::SmallBucket>,
     feed: Feed,
     stage: Stage,
@@ -88,7 +90,12 @@ impl Store {
         };
         let buckets = etcd::small_buckets(&small, applied, finished).map_err(damaged)?;
         let planned = background::run("snapshot", || plan(shared, &buckets, revision, wanted))?;
-        let Some((plan, census)) = planned else {
+        let Some(Planned {
+            plan,
+            census,
+            record_pages,
+        }) = planned
+        else {
             return Ok(None);
         };
         // Records of a compaction that has not come to its end are gone from the index and not yet from the engine.
@@ -101,6 +108,7 @@ impl Store {
             applied,
             membership: membership.cloned().unwrap_or_default(),
             size: plan.file_len(),
+            record_pages,
             buckets: buckets.into_iter(),
             feed: Feed::Entries(Vec::new().into_iter()),
             stage: Stage::Writing(Box::new(Writer::new(plan))),
@@ -111,18 +119,32 @@ impl Store {
     }
 }
 
+/// What the first pass finds.
+struct Planned {
+    plan: Plan,
+    census: Census,
+    /// All pages of records are among these.
+    record_pages: Range<u64>,
+}
+
 /// The first pass.
 fn plan(
     shared: &Arc<Shared>,
     buckets: &[etcd::SmallBucket],
     revision: i64,
     wanted: &(dyn Fn() -> bool + Sync),
-) -> Result<Option<(Plan, Census)>, StorageError> {
+) -> Result<Option<Planned>, StorageError> {
     let failed = |error| failed(shared, &error);
     let mut planner = Planner::new();
     let mut census = Census::default();
+    let (mut first, mut end) = (0, 0);
     for (name, entries) in buckets {
         planner.begin_bucket(name.len()).map_err(failed)?;
+        if *name == etcd::KEY {
+            first = planner.next_page();
+        } else if first > 0 && end == 0 {
+            end = planner.next_page();
+        }
         for (key, value) in entries {
             planner.entry(key.len(), value.len()).map_err(failed)?;
         }
@@ -138,7 +160,11 @@ fn plan(
             }
         }
     }
-    Ok(Some((planner.finish().map_err(failed)?, census)))
+    Ok(Some(Planned {
+        plan: planner.finish().map_err(failed)?,
+        census,
+        record_pages: first..end,
+    }))
 }
 
 impl Shared {
@@ -173,6 +199,11 @@ impl SnapshotStream {
     /// Bytes of the database, the 32 of the hash not counted.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Among which pages of the file all records lie.
+    pub fn record_pages(&self) -> Range<u64> {
+        self.record_pages.clone()
     }
 
     /// The revision that the snapshot is at.

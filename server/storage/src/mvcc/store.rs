@@ -40,7 +40,7 @@ use crate::schema::Table;
 pub use crate::mvcc::compact::Compaction;
 pub use crate::mvcc::defrag::{DefragReport, Pace};
 pub use crate::mvcc::hash::HashKv;
-pub use crate::mvcc::install::InstallOptions;
+pub use crate::mvcc::install::{InstallOptions, Receiving};
 pub use crate::mvcc::read::{RangeOptions, RangeResult, View};
 pub use crate::mvcc::write::{Committed, Touched, WriteTxn};
 
