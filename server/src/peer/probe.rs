@@ -9,7 +9,7 @@ use ballast_api::ballastpeerpb::PingRequest;
 use tonic::Status;
 
 use super::identity::says_removed;
-use super::{Peers, Purpose};
+use super::{Client, Peers, Purpose};
 use crate::clock::Clock;
 use crate::logging::Limit;
 
@@ -36,6 +36,13 @@ pub async fn run(peers: Arc<Peers>, slow_after: Duration) {
     }
 }
 
+/// Whether the member answers within `patience`.
+pub(crate) async fn ping(client: &mut Client, patience: Duration) -> Result<(), Status> {
+    let answer = tokio::time::timeout(patience, client.ping(PingRequest {})).await;
+    let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer to a ping")));
+    answer.map(drop)
+}
+
 /// True when the member says that this one was removed.
 async fn probe(peers: &Peers, id: u64, slow_after: Duration) -> bool {
     let Some(mut client) = peers.client(id, Purpose::Control) else {
@@ -43,12 +50,11 @@ async fn probe(peers: &Peers, id: u64, slow_after: Duration) -> bool {
     };
     let clock = Clock::default();
     let began = clock.now();
-    let answer = tokio::time::timeout(ANSWER_MAX, client.ping(PingRequest {})).await;
+    let answer = ping(&mut client, ANSWER_MAX).await;
     let now = clock.now();
     let took = now - began;
-    let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer to a ping")));
     match answer {
-        Ok(_) => {
+        Ok(()) => {
             peers.heard(id);
             peers.answered_in(id, took);
             if took > slow_after

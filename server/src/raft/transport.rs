@@ -27,7 +27,7 @@ use tonic::Status;
 use crate::clock::Clock;
 use crate::metrics::peer::SnapshotTimer;
 use crate::peer::identity::{says_removed, says_stranger};
-use crate::peer::{Client, Peers, Purpose};
+use crate::peer::{Client, Peers, Purpose, probe};
 use crate::raft::command::{PeerNode, TypeConfig};
 use crate::raft::node::Failure;
 use crate::raft::snapshot::{self, Sending};
@@ -184,9 +184,7 @@ impl RaftNetworkV2<TypeConfig> for Peer {
     ) -> Result<SnapshotResponse<TypeConfig>, StreamingError<TypeConfig>> {
         let mut client = self.reach(Purpose::Snapshot)?;
         // The library asks again and again while a member does not answer, and to make a snapshot is to read the whole store.
-        let ping = tokio::time::timeout(PING_MAX, client.ping(pb::PingRequest {})).await;
-        let ping = ping.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer to a ping")));
-        if let Err(status) = ping {
+        if let Err(status) = probe::ping(&mut client, PING_MAX).await {
             tracing::debug!(to = %format!("{:x}", self.target), error = %status, "no snapshot for a member that does not answer");
             return Err(StreamingError::Unreachable(self.unreachable(&status)));
         }

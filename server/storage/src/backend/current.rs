@@ -102,7 +102,7 @@ pub fn recover(dir: &Path) -> Result<Found, StorageError> {
     let Some(named) = named else {
         for file in names(dir)? {
             if file.ends_with(UNPUBLISHED) {
-                remove(dir, &file)?;
+                remove(&dir.join(&file))?;
             } else if is_database(&file) {
                 return Err(StorageError::Refused {
                     path: dir.to_owned(),
@@ -132,7 +132,7 @@ pub fn recover(dir: &Path) -> Result<Found, StorageError> {
     for file in names(dir)? {
         if file != named && (file.ends_with(UNPUBLISHED) || is_database(&file)) {
             tracing::info!(file, "removing what an interrupted change of database left");
-            remove(dir, &file)?;
+            remove(&dir.join(&file))?;
         }
     }
     Ok(Found::Database(name))
@@ -180,8 +180,8 @@ fn finish(dir: &Path, name: Name) -> Result<(), StorageError> {
 
 /// Removes a database, published or not. One that is not there is no error.
 pub fn remove_database(dir: &Path, name: Name) -> Result<(), StorageError> {
-    remove(dir, &name.unpublished())?;
-    remove(dir, &name.to_string())
+    remove(&name.unpublished_path(dir))?;
+    remove(&name.path(dir))
 }
 
 /// As `remove_database`, of one that nobody has open, and slowly: `rest` says whether to go on so.
@@ -224,15 +224,15 @@ fn names(dir: &Path) -> Result<Vec<String>, StorageError> {
     Ok(names)
 }
 
-fn remove(dir: &Path, file: &str) -> Result<(), StorageError> {
-    let path = dir.join(file);
+/// A file or a directory, or neither.
+pub(crate) fn remove(path: &Path) -> Result<(), StorageError> {
     let removed = if path.is_dir() {
-        fs::remove_dir_all(&path)
+        fs::remove_dir_all(path)
     } else {
-        fs::remove_file(&path)
+        fs::remove_file(path)
     };
     match removed {
-        Err(e) if e.kind() != ErrorKind::NotFound => Err(StorageError::io("remove", &path, e)),
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(StorageError::io("remove", path, e)),
         _ => Ok(()),
     }
 }

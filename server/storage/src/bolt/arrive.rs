@@ -1,6 +1,6 @@
 //! A file of ours as it arrives, front to back: leaves of records are handed on, all else goes to the file.
 //!
-//! What was handed on is a hole in the file. The branches above it are there, and say afterwards whether it was all: [`BoltFile::leaves`].
+//! What was handed on is a hole in the file. The branches above it are there, and say afterwards whether it was all: `BoltFile::has_leaves`.
 //!
 //! Promises: no more than a page with its overflow pages is held; a number of the stream is checked before it is used as a length.
 //!
@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 
 use super::read::{Page, PageSet};
 use super::{BoltFile, FLAG_LEAF, PAGE_SIZE, u16_at, u32_at, u64_at};
@@ -108,9 +108,7 @@ impl Arriving {
         if self.begun.len() < len {
             return Ok(None);
         }
-        let page = Bytes::copy_from_slice(&self.begun[..len]);
-        self.begun.advance(len);
-        Ok(Some(page))
+        Ok(Some(self.begun.split_to(len).freeze()))
     }
 
     /// False for a leaf of buckets, which the root bucket may have among them.

@@ -11,7 +11,6 @@
 //!
 //! etcd: applySnapshot in server/etcdserver/server.go, which swaps the backend in place.
 
-use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -67,7 +66,7 @@ impl Store {
             kind.extension(),
             current::UNPUBLISHED
         ));
-        remove(&database)?; // of an earlier attempt in this run
+        current::remove(&database)?; // of an earlier attempt in this run
         Ok(Receiving {
             parts: Some((
                 Arriving::new(file, size, records)?,
@@ -145,23 +144,10 @@ impl Drop for Receiving {
         // Closed before it is removed.
         self.parts = None;
         for path in [&self.file, &self.database] {
-            if let Err(error) = remove(path) {
+            if let Err(error) = current::remove(path) {
                 tracing::warn!(%error, "what is left of a snapshot stays until the next start");
             }
         }
-    }
-}
-
-/// A file or a directory, or neither.
-fn remove(path: &Path) -> Result<(), StorageError> {
-    let removed = if path.is_dir() {
-        std::fs::remove_dir_all(path)
-    } else {
-        std::fs::remove_file(path)
-    };
-    match removed {
-        Err(e) if e.kind() != ErrorKind::NotFound => Err(StorageError::io("remove", path, e)),
-        _ => Ok(()),
     }
 }
 
