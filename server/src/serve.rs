@@ -34,6 +34,8 @@ use stream::{Security, Socket, Stream};
 const BACKLOG: i32 = 1024;
 /// Room for a few of the largest requests in flight on one stream, and several streams on a connection.
 const STREAM_WINDOW_BYTES: u32 = 2 * 1024 * 1024;
+/// A piece of a snapshot fits: each frame is a system call on both sides.
+const PEER_FRAME_BYTES: u32 = 512 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 8 * 1024 * 1024;
 /// What one stream may buffer towards the client.
 const SEND_BUFFER_BYTES: usize = 1024 * 1024;
@@ -192,6 +194,9 @@ async fn connection(
         .max_local_error_reset_streams(PENDING_RESETS_MAX)
         .keep_alive_interval(settings.keepalive_interval)
         .keep_alive_timeout(settings.keepalive_timeout);
+    if matches!(served, Served::Peer(_)) {
+        builder.http2().max_frame_size(PEER_FRAME_BYTES);
+    }
     let service = service_fn(move |request: hyper::Request<Incoming>| match &served {
         Served::Grpc(mux) => Either::Left(mux.clone().call(request)),
         Served::HttpOnly(only) => {

@@ -73,12 +73,59 @@ impl All {
     }
 }
 
+/// A thread for work in pieces that must not be noticed: it leaves the cores to those that somebody waits for. It ends with this. In a simulation
+/// there is none, as for [`blocking`].
+#[derive(Debug)]
+pub struct Aside(Option<std::sync::mpsc::Sender<Piece>>);
+
+type Piece = Box<dyn FnOnce() + Send>;
+
+impl Aside {
+    pub fn new(name: &str) -> io::Result<Self> {
+        if is_simulated() {
+            return Ok(Self(None));
+        }
+        let (pieces, all) = std::sync::mpsc::channel::<Piece>();
+        std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                ballast_storage::background::become_nicer();
+                for piece in all {
+                    piece();
+                }
+            })?;
+        Ok(Self(Some(pieces)))
+    }
+
+    /// One piece, and what comes of it.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<T> {
+        let Some(pieces) = &self.0 else {
+            return Ok(work());
+        };
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let piece = move || {
+            // Nobody may want it any more.
+            let _ = answer.send(work());
+        };
+        let ended = || io::Error::other("the thread has ended");
+        pieces.send(Box::new(piece)).map_err(|_| ended())?;
+        answered.await.map_err(|_| ended())
+    }
+}
+
+fn is_simulated() -> bool {
+    Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread
+}
+
 /// Runs what waits for the disk where it holds nobody up. A runtime of one thread is a simulation's: there it is done at once, since a thread beside
 /// it would make each run another one.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
-    if Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread {
+    if is_simulated() {
         return Ok(work());
     }
     tokio::task::spawn_blocking(work)

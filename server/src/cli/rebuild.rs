@@ -2,7 +2,7 @@
 //!
 //!     1 lock and open the member's data       who it is, where the others are
 //!     2 the leader's hash against the others' most members must have what the leader has
-//!     3 the leader's snapshot to a file       SHA-256 compared
+//!     3 the leader's snapshot, as it comes      sums compared
 //!     4 install                               CURRENT names the new database: that is the moment it counts
 //!
 //! Promises: the member stays who it is, and keeps its log and its vote: it took part in decisions, and a member that forgets them could give its
@@ -179,7 +179,7 @@ async fn replace(
             continue;
         }
         let file = config.data_dir.join("member/snapshot.received");
-        let received = snapshot::receive(store, &file, &head, parts).await;
+        let received = snapshot::receive(store, &file, head.clone(), parts).await;
         let received = received.map_err(|status| Failure::Snapshot(status.message().to_owned()))?;
         let options = InstallOptions {
             applied,
@@ -217,7 +217,10 @@ async fn leaders_snapshot(
         let Some(mut client) = peers.client(*id, Purpose::Snapshot) else {
             continue;
         };
-        match client.fetch_snapshot(peerpb::FetchSnapshotRequest {}).await {
+        let request = peerpb::FetchSnapshotRequest {
+            format: snapshot::FORMAT,
+        };
+        match client.fetch_snapshot(request).await {
             Ok(parts) => return Ok((*id, parts.into_inner())),
             Err(status) => refusals.push(format!("{id:x}: {}", status.message())),
         }

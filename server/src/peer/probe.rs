@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ballast_api::ballastpeerpb::PingRequest;
-use tonic::Status;
+use ballast_api::ballastpeerpb::{PingReply, PingRequest};
+use tonic::{Response, Status};
 
 use super::identity::says_removed;
 use super::{Client, Peers, Purpose};
@@ -36,11 +36,11 @@ pub async fn run(peers: Arc<Peers>, slow_after: Duration) {
     }
 }
 
-/// Whether the member answers within `patience`.
-pub(crate) async fn ping(client: &mut Client, patience: Duration) -> Result<(), Status> {
+/// Whether the member answers within `patience`, and what it says of itself.
+pub(crate) async fn ping(client: &mut Client, patience: Duration) -> Result<PingReply, Status> {
     let answer = tokio::time::timeout(patience, client.ping(PingRequest {})).await;
     let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer to a ping")));
-    answer.map(drop)
+    answer.map(Response::into_inner)
 }
 
 /// True when the member says that this one was removed.
@@ -54,7 +54,7 @@ async fn probe(peers: &Peers, id: u64, slow_after: Duration) -> bool {
     let now = clock.now();
     let took = now - began;
     match answer {
-        Ok(()) => {
+        Ok(_) => {
             peers.heard(id);
             peers.answered_in(id, took);
             if took > slow_after

@@ -1,9 +1,11 @@
 //! A snapshot from the leader to a member that is behind the log.
 //!
-//!     leader:  pin the store as it is -> head (position, membership), the file in pieces
-//!     member:  pieces into a new database, SHA-256 compared -> the library takes it -> the database is published -> the process begins anew on it
+//!     leader:  pin the store as it is -> head (position, membership), the file's pages in pieces
+//!     member:  pieces into a new database, sums compared -> the library takes it -> the database is published -> the process begins anew on it
 //!
-//! Promises: neither side holds the file in memory; what does not arrive whole counts for nothing. While one is on its way, and a while after, the
+//! A member of a release before gets the file front to back, which the leader reads all records twice for.
+//!
+//! Promises: neither side holds the file in memory, and both leave the cores to requests; what does not arrive whole counts for nothing. While one is on its way, and a while after, the
 //! leader keeps its log, so that the member can go on from where the snapshot ends.
 //! Beginning anew is how everything in memory comes to be that of the new database: index, leases, watchers. Clients connect again.
 //!
@@ -15,7 +17,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ballast_api::ballastpeerpb as pb;
-use ballast_storage::mvcc::{Receiving, Store};
+use ballast_api::ballastpeerpb::snapshot_part::Holds;
+use ballast_storage::mvcc::{Pages, Receiving, Store};
 use ballast_storage::{LogPosition, StorageError};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
@@ -29,10 +32,12 @@ use crate::raft::command::{TypeConfig, decode_stored, log_id};
 use crate::raft::node::RaftNode;
 use crate::raft::state_machine::Content;
 use crate::raft::wire;
-use crate::tasks::blocking;
+use crate::tasks::{Aside, blocking};
 
-/// What this release sends and takes.
-const FORMAT: u32 = 0;
+/// The file front to back and its SHA-256.
+const FRONT_TO_BACK: u32 = 0;
+/// The newest that this release sends and takes, and it knows all before: pages, the first two last, each piece with a sum.
+pub(crate) const FORMAT: u32 = 1;
 /// One piece of the file.
 const PIECE_BYTES: usize = 256 << 10;
 /// Pieces read ahead of the connection.
@@ -81,11 +86,21 @@ impl Drop for OnItsWay {
     }
 }
 
-/// The parts of a snapshot of the store as it is now, as they are read.
-pub(crate) fn parts(store: Arc<Store>, vote: pb::Vote) -> mpsc::Receiver<pb::SnapshotPart> {
+/// The parts of a snapshot of the store as it is now, as they are read, for a member that knows formats up to `known`.
+pub(crate) fn parts(
+    store: Arc<Store>,
+    vote: pb::Vote,
+    known: u32,
+) -> mpsc::Receiver<pb::SnapshotPart> {
     let (sender, parts) = mpsc::channel(PIECES_AHEAD);
     tokio::spawn(async move {
-        if let Err(error) = read_parts(store, vote, &sender).await {
+        let read = if known == FRONT_TO_BACK {
+            read_file(store, vote, &sender).await
+        } else {
+            read_pages(store, vote, &sender).await
+        };
+        if let Err(error) = read {
+            tracing::error!(%error, "cannot make a snapshot for another member");
             // The other side finds it too short.
             crate::node::stop_if_damaged(&error);
         }
@@ -93,39 +108,81 @@ pub(crate) fn parts(store: Arc<Store>, vote: pb::Vote) -> mpsc::Receiver<pb::Sna
     parts
 }
 
-/// Reads until the end, or until nobody wants any more.
-async fn read_parts(
-    store: Arc<Store>,
+type Parts = mpsc::Sender<pb::SnapshotPart>;
+
+fn head(
     vote: pb::Vote,
-    sender: &mpsc::Sender<pb::SnapshotPart>,
-) -> Result<(), StorageError> {
-    let wanted = sender.clone();
-    let made = match blocking(move || store.snapshot(&|| !wanted.is_closed())).await {
-        Ok(Ok(Some(made))) => made,
-        Ok(Err(error)) => {
-            tracing::error!(%error, "cannot make a snapshot for another member");
+    applied: LogPosition,
+    membership: Bytes,
+    size: u64,
+    format: u32,
+) -> pb::SnapshotPart {
+    let head = pb::SnapshotHead {
+        vote: Some(vote),
+        applied: Some(pb::LogPosition {
+            term: applied.term,
+            index: applied.index,
+        }),
+        membership,
+        size,
+        format,
+    };
+    pb::SnapshotPart {
+        head: Some(head),
+        ..pb::SnapshotPart::default()
+    }
+}
+
+/// Reads until the end, or until nobody wants any more.
+async fn read_pages(store: Arc<Store>, vote: pb::Vote, sender: &Parts) -> Result<(), StorageError> {
+    // Not aside: for a moment writers wait for it.
+    let Ok(pages) = blocking(move || store.pages()).await else {
+        return Ok(()); // the runtime is ending
+    };
+    let mut pages = pages?;
+    let aside = match Aside::new("snapshot") {
+        Ok(aside) => aside,
+        Err(error) => {
+            tracing::error!(%error, "no thread for a snapshot for another member");
             return Ok(());
         }
-        // Nobody wants it any more, or the runtime is ending.
-        Ok(Ok(None)) | Err(_) => return Ok(()),
     };
-    let applied = made.applied();
-    let mut part = pb::SnapshotPart {
-        head: Some(pb::SnapshotHead {
-            vote: Some(vote),
-            applied: Some(pb::LogPosition {
-                term: applied.term,
-                index: applied.index,
-            }),
-            membership: made.membership(),
-            size: made.size(),
-            format: FORMAT,
-            records_from: made.record_pages().start,
-            records_to: made.record_pages().end,
-        }),
-        chunk: Bytes::new(),
+    let mut part = head(vote, pages.applied(), pages.membership(), 0, FORMAT);
+    while sender.send(part).await.is_ok() {
+        let read = aside.run(move || {
+            let next = pages.next_pages(PIECE_BYTES);
+            (pages, next)
+        });
+        let Ok((back, next)) = read.await else { break };
+        pages = back;
+        let (chunk, holds) = match next? {
+            Some(Pages::Other(chunk)) => (chunk, Holds::Other),
+            Some(Pages::Records(chunk)) => (chunk, Holds::Records),
+            Some(Pages::Metas(chunk)) => (chunk, Holds::Metas),
+            None => break,
+        };
+        part = pb::SnapshotPart {
+            head: None,
+            crc: crc32c::crc32c(&chunk),
+            chunk,
+            holds: holds.into(),
+        };
+    }
+    Ok(())
+}
+
+/// The same front to back.
+async fn read_file(store: Arc<Store>, vote: pb::Vote, sender: &Parts) -> Result<(), StorageError> {
+    let wanted = sender.clone();
+    // Nobody wants it any more, or the runtime is ending.
+    let Ok(made) = blocking(move || store.snapshot(&|| !wanted.is_closed())).await else {
+        return Ok(());
     };
-    let mut stream = made;
+    let Some(mut stream) = made? else {
+        return Ok(());
+    };
+    let (applied, membership) = (stream.applied(), stream.membership());
+    let mut part = head(vote, applied, membership, stream.size(), FRONT_TO_BACK);
     while sender.send(part).await.is_ok() {
         let read = blocking(move || {
             let chunk = stream.next_chunk(PIECE_BYTES);
@@ -134,7 +191,10 @@ async fn read_parts(
         let Ok((back, chunk)) = read.await else { break };
         stream = back;
         let Some(chunk) = chunk? else { break };
-        part = pb::SnapshotPart { head: None, chunk };
+        part = pb::SnapshotPart {
+            chunk,
+            ..pb::SnapshotPart::default()
+        };
     }
     Ok(())
 }
@@ -148,9 +208,10 @@ impl RaftNode {
     pub fn snapshot_for_rebuild(
         &self,
         store: Arc<Store>,
+        known: u32,
     ) -> impl Stream<Item = Result<pb::SnapshotPart, Status>> + Send + use<> {
         let on_its_way = self.sending.begin();
-        let parts = parts(store, pb::Vote::default());
+        let parts = parts(store, pb::Vote::default(), known);
         tokio_stream::wrappers::ReceiverStream::new(parts).map(move |part| {
             let _keeps_the_log = &on_its_way;
             Ok(part)
@@ -177,10 +238,10 @@ impl RaftNode {
         tracing::info!(
             remote_peer_id = %format!("{from:x}"),
             incoming_snapshot_index = head.applied.map_or(0, |applied| applied.index),
-            size = head.size,
+            format = head.format,
             "receiving database snapshot"
         );
-        let receiving = receive(store, &self.snapshot_path, &head, parts).await?;
+        let receiving = receive(store, &self.snapshot_path, head.clone(), parts).await?;
         let applied = head.applied.unwrap_or_default();
         let applied = LogPosition {
             term: applied.term,
@@ -208,7 +269,7 @@ impl RaftNode {
 
 /// What a newer release sends may mean something else.
 pub(crate) fn check_format(head: &pb::SnapshotHead) -> Result<(), Status> {
-    if head.format == FORMAT {
+    if head.format <= FORMAT {
         return Ok(());
     }
     Err(Status::failed_precondition(format!(
@@ -220,62 +281,110 @@ pub(crate) fn check_format(head: &pb::SnapshotHead) -> Result<(), Status> {
 /// A snapshot as it arrives.
 struct Arriving {
     receiving: Receiving,
-    sha: Sha256,
-    /// Bytes of the file that are missing.
-    left: u64,
-    /// Behind it: its SHA-256.
-    trailer: Vec<u8>,
+    whole: Whole,
+}
+
+/// What says that all has come.
+enum Whole {
+    /// Behind the file is its SHA-256.
+    File {
+        sha: Sha256,
+        /// Bytes of the file that are missing.
+        left: u64,
+        trailer: Vec<u8>,
+    },
+    /// The last piece is known by its kind.
+    Pages { ended: bool },
 }
 
 impl Arriving {
-    fn take(&mut self, mut chunk: Bytes) -> Result<(), Status> {
-        let left = usize::try_from(self.left).unwrap_or(usize::MAX);
-        let body = chunk.split_to(chunk.len().min(left));
-        self.left -= body.len() as u64;
-        self.sha.update(&body);
-        self.receiving.take(&body).map_err(broken)?;
-        self.trailer.extend_from_slice(&chunk);
-        if self.trailer.len() as u64 > SHA_BYTES {
-            return Err(broken("it is longer than it says"));
+    /// Blocking.
+    fn new(store: &Store, file: &Path, head: &pb::SnapshotHead) -> Result<Self, StorageError> {
+        let (receiving, whole) = if head.format == FRONT_TO_BACK {
+            let whole = Whole::File {
+                sha: Sha256::new(),
+                left: head.size,
+                trailer: Vec::new(),
+            };
+            (store.receive(file)?, whole)
+        } else {
+            let whole = Whole::Pages { ended: false };
+            (store.receive_pages(file)?, whole)
+        };
+        Ok(Self { receiving, whole })
+    }
+
+    /// Blocking.
+    fn take(&mut self, part: &pb::SnapshotPart) -> Result<(), Status> {
+        let mut chunk = part.chunk.clone();
+        match &mut self.whole {
+            Whole::File { sha, left, trailer } => {
+                let missing = usize::try_from(*left).unwrap_or(usize::MAX);
+                let body = chunk.split_to(chunk.len().min(missing));
+                *left -= body.len() as u64;
+                sha.update(&body);
+                trailer.extend_from_slice(&chunk);
+                if trailer.len() as u64 > SHA_BYTES {
+                    return Err(broken("it is longer than it says"));
+                }
+                self.receiving.take(&body).map_err(broken)
+            }
+            Whole::Pages { ended } => {
+                if *ended {
+                    return Err(broken("it goes on behind its end"));
+                }
+                if crc32c::crc32c(&chunk) != part.crc {
+                    return Err(broken("the sum of a piece is another"));
+                }
+                let pages = match part.holds() {
+                    Holds::Other => Pages::Other(chunk),
+                    Holds::Records => Pages::Records(chunk),
+                    Holds::Metas => {
+                        *ended = true;
+                        Pages::Metas(chunk)
+                    }
+                };
+                self.receiving.take_pages(&pages).map_err(broken)
+            }
         }
-        Ok(())
     }
 
     fn finish(self) -> Result<Receiving, Status> {
-        if self.left > 0 || self.trailer.len() as u64 != SHA_BYTES {
-            return Err(broken(format!("{} bytes are missing", self.left)));
-        }
-        if self.sha.finalize()[..] != self.trailer[..] {
-            return Err(broken("its SHA-256 is another"));
+        match self.whole {
+            Whole::File { sha, left, trailer } => {
+                if left > 0 || trailer.len() as u64 != SHA_BYTES {
+                    return Err(broken(format!("{left} bytes are missing")));
+                }
+                if sha.finalize()[..] != trailer[..] {
+                    return Err(broken("its SHA-256 is another"));
+                }
+            }
+            Whole::Pages { ended: false } => return Err(broken("its end is missing")),
+            Whole::Pages { ended: true } => {}
         }
         Ok(self.receiving)
     }
 }
 
-/// Takes all parts behind the head; the trailer is compared. What is no record lies in `file` meanwhile.
+/// Takes all parts behind the head. What is no record lies in `file` meanwhile.
 pub(crate) async fn receive<S>(
     store: &Arc<Store>,
     file: &Path,
-    head: &pb::SnapshotHead,
+    head: pb::SnapshotHead,
     parts: S,
 ) -> Result<Receiving, Status>
 where
     S: Stream<Item = Result<pb::SnapshotPart, Status>> + Send,
 {
     futures::pin_mut!(parts);
-    let (store, file, size) = (Arc::clone(store), file.to_owned(), head.size);
-    let records = head.records_from..head.records_to;
-    let receiving = blocking(move || store.receive(&file, size, records)).await;
-    let mut arriving = Arriving {
-        receiving: receiving.map_err(broken)?.map_err(broken)?,
-        sha: Sha256::new(),
-        left: size,
-        trailer: Vec::new(),
-    };
+    let aside = Aside::new("install").map_err(broken)?;
+    let (store, file) = (Arc::clone(store), file.to_owned());
+    let begun = aside.run(move || Arriving::new(&store, &file, &head)).await;
+    let mut arriving = begun.map_err(broken)?.map_err(broken)?;
     while let Some(part) = parts.next().await {
-        let chunk = part?.chunk;
-        let taken = blocking(move || {
-            let taken = arriving.take(chunk);
+        let part = part?;
+        let taken = aside.run(move || {
+            let taken = arriving.take(&part);
             (arriving, taken)
         });
         let (back, taken) = taken.await.map_err(broken)?;
@@ -283,4 +392,98 @@ where
         arriving = back;
     }
     arriving.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ballast_storage::mvcc::InstallOptions;
+
+    use crate::raft::tests::store;
+
+    const VALUES: u64 = 500;
+
+    fn filled(dir: &Path) -> Arc<Store> {
+        let store = store(dir);
+        for index in 1..=VALUES {
+            store.set_log_synced(index);
+            let mut txn = store.begin(LogPosition { term: 1, index });
+            let key = format!("key-{}", index % 300);
+            txn.put(key.into(), vec![7; 2_000].into(), 0).unwrap();
+            txn.commit();
+        }
+        store
+    }
+
+    /// The head and all parts behind it, for a member that knows formats up to `known`.
+    async fn sent(store: &Arc<Store>, known: u32) -> (pb::SnapshotHead, Vec<pb::SnapshotPart>) {
+        let mut receiver = parts(Arc::clone(store), pb::Vote::default(), known);
+        let head = receiver.recv().await.unwrap().head.unwrap();
+        let mut all = Vec::new();
+        while let Some(part) = receiver.recv().await {
+            all.push(part);
+        }
+        (head, all)
+    }
+
+    async fn take(
+        to: &Arc<Store>,
+        dir: &Path,
+        (head, parts): (pb::SnapshotHead, Vec<pb::SnapshotPart>),
+    ) -> Result<Receiving, Status> {
+        let parts = futures::stream::iter(parts.into_iter().map(Ok));
+        receive(to, &dir.join("snapshot.received"), head, parts).await
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_member_gets_the_newest_format_that_it_knows_and_the_same_store_by_each() {
+        let dir = tempfile::tempdir().unwrap();
+        let leader = filled(&dir.path().join("leader"));
+        for (known, format) in [(0, 0), (1, 1), (9, 1)] {
+            let behind = dir.path().join(format!("behind-{known}"));
+            let to = store(&behind);
+            let sent = sent(&leader, known).await;
+            assert_eq!(sent.0.format, format);
+            assert_eq!(sent.0.size > 0, format == FRONT_TO_BACK);
+            let options = InstallOptions {
+                applied: leader.applied(),
+                membership: Bytes::new(),
+            };
+            let received = take(&to, &behind, sent).await.unwrap();
+            to.install(received, &options).unwrap();
+            to.close().unwrap();
+            drop(to);
+            let hash = |store: &Store| store.hash_kv(0).unwrap().hash;
+            assert_eq!(hash(&store(&behind)), hash(&leader));
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_does_not_arrive_as_it_was_sent_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let leader = filled(&dir.path().join("leader"));
+        let behind = dir.path().join("behind");
+        let to = store(&behind);
+        for known in [0, 1] {
+            let whole = sent(&leader, known).await;
+            let mut flipped = whole.clone();
+            let mut chunk = flipped.1[1].chunk.to_vec();
+            chunk[5_000] ^= 4;
+            flipped.1[1].chunk = chunk.into();
+            let mut cut = whole.clone();
+            cut.1.pop();
+            let mut longer = whole.clone();
+            longer.1.push(whole.1[0].clone());
+            for (what, sent) in [("flipped", flipped), ("cut", cut), ("longer", longer)] {
+                let refused = take(&to, &behind, sent).await;
+                let status = refused.expect_err(what);
+                let says = status.message();
+                assert!(
+                    says.contains("did not arrive whole"),
+                    "{known}, {what}: {says}"
+                );
+            }
+        }
+        assert_eq!(to.view().revision(), 1);
+    }
 }

@@ -49,7 +49,7 @@ struct Member {
     store: Arc<Store>,
 }
 
-fn store(dir: &Path) -> Arc<Store> {
+pub(super) fn store(dir: &Path) -> Arc<Store> {
     Store::open(StoreOptions {
         dir: dir.join("db"),
         engine: Kind::Redb,

@@ -184,16 +184,18 @@ impl RaftNetworkV2<TypeConfig> for Peer {
     ) -> Result<SnapshotResponse<TypeConfig>, StreamingError<TypeConfig>> {
         let mut client = self.reach(Purpose::Snapshot)?;
         // The library asks again and again while a member does not answer, and to make a snapshot is to read the whole store.
-        if let Err(status) = probe::ping(&mut client, PING_MAX).await {
+        let answer = probe::ping(&mut client, PING_MAX).await;
+        let answer = answer.map_err(|status| {
             tracing::debug!(to = %format!("{:x}", self.target), error = %status, "no snapshot for a member that does not answer");
-            return Err(StreamingError::Unreachable(self.unreachable(&status)));
-        }
+            StreamingError::Unreachable(self.unreachable(&status))
+        })?;
         let _keeps_the_log = self.sending.begin();
         let target = format!("{:x}", self.target);
         tracing::info!(to = %target, "sending merged snapshot");
         let started = Clock::default().now();
         let timed = SnapshotTimer::sending(&target);
-        let parts = snapshot::parts(Arc::clone(&self.store), wire::vote_out(&vote));
+        let store = Arc::clone(&self.store);
+        let parts = snapshot::parts(store, wire::vote_out(&vote), answer.snapshot_format);
         let parts = tokio_stream::wrappers::ReceiverStream::new(parts);
         let reply = tokio::select! {
             reply = client.snapshot(parts) => reply,

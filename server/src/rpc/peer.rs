@@ -26,6 +26,7 @@ use super::{Context, lease, members};
 use crate::health::{Endpoints, Http};
 use crate::metrics::peer::SnapshotTimer;
 use crate::peer::identity::{self, Whose};
+use crate::raft::snapshot;
 use crate::version::Version;
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -182,7 +183,9 @@ impl Peer for PeerService {
         request: Request<peerpb::PingRequest>,
     ) -> Result<Response<peerpb::PingReply>, Status> {
         self.admit(request)?;
-        Ok(Response::new(peerpb::PingReply {}))
+        Ok(Response::new(peerpb::PingReply {
+            snapshot_format: snapshot::FORMAT,
+        }))
     }
 
     async fn versions(
@@ -202,13 +205,13 @@ impl Peer for PeerService {
         &self,
         request: Request<peerpb::FetchSnapshotRequest>,
     ) -> Result<Response<Self::FetchSnapshotStream>, Status> {
-        self.admit(request)?;
+        let known = self.admit(request)?.format;
         // Whoever only believes that it leads is found out.
         if self.0.raft.confirmed_index().await.is_none() {
             return Err(Error::NotLeader.into());
         }
         let store = Arc::clone(&self.0.store);
-        let parts = self.0.raft.snapshot_for_rebuild(store);
+        let parts = self.0.raft.snapshot_for_rebuild(store, known);
         Ok(Response::new(Box::pin(parts)))
     }
 

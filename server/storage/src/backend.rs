@@ -64,6 +64,9 @@ pub struct EngineSize {
 /// Key and value pairs, ascending.
 pub type Pairs = Vec<(Bytes, Bytes)>;
 
+/// Room made at once for [`Engine::scan_as_one`]: growing is copying.
+const AS_ONE_BYTES: usize = 1 << 20;
+
 /// A store of ordered byte keys.
 pub trait Engine: Send + Sync + std::fmt::Debug {
     /// Writes all of the batch, durably, or none of it.
@@ -90,6 +93,26 @@ pub trait Engine: Send + Sync + std::fmt::Debug {
             each(&key, &value);
         }
         Ok(())
+    }
+    /// As [`Self::scan`], all pairs in one piece of memory, which lives as long as any of them: for whoever soon drops them all.
+    fn scan_as_one(
+        &self,
+        start: &[u8],
+        end: &[u8],
+        bytes_max: usize,
+    ) -> Result<Pairs, StorageError> {
+        let mut all = Vec::with_capacity(bytes_max.min(AS_ONE_BYTES));
+        let mut lens = Vec::new();
+        self.visit(start, end, bytes_max, &mut |key, value| {
+            all.extend_from_slice(key);
+            all.extend_from_slice(value);
+            lens.push((key.len(), value.len()));
+        })?;
+        let mut all = Bytes::from(all);
+        let lens = lens.into_iter();
+        Ok(lens
+            .map(|(key, value)| (all.split_to(key), all.split_to(value)))
+            .collect())
     }
     fn size(&self) -> Result<EngineSize, StorageError>;
     /// What all pairs written sum up to, for whoever reads them all; None when the engine keeps no such sum.

@@ -12,6 +12,12 @@ use parking_lot::Mutex;
 /// Steps of nice: about a tenth of a thread's share of a core.
 const NICER_BY: i32 = 10;
 
+/// Makes the calling thread such a one, for as long as it lives.
+pub fn become_nicer() {
+    // Of the calling thread alone, on Linux. Without it the work is only more noticed.
+    rustix::process::nice(NICER_BY).ok();
+}
+
 /// Runs `work` there and waits for it. When there is no thread to be had, it is done here.
 pub(crate) fn run<T: Send>(name: &str, work: impl FnOnce() -> T + Send) -> T {
     let work = Mutex::new(Some(work));
@@ -19,8 +25,7 @@ pub(crate) fn run<T: Send>(name: &str, work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let named = thread::Builder::new().name(name.to_owned());
         let spawned = named.spawn_scoped(scope, || {
-            // Of the calling thread alone, on Linux. Without it the work is only more noticed.
-            rustix::process::nice(NICER_BY).ok();
+            become_nicer();
             take()()
         });
         match spawned {

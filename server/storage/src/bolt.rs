@@ -28,7 +28,7 @@ pub use check::check;
 pub use read::{BoltFile, Bucket, Cursor, Value};
 pub use status::{SnapshotStatus, Trailer, status, verify_trailer};
 pub use verify::{Verified, verify};
-pub use write::{Plan, Planner, WriteError, Writer};
+pub use write::{META_PAGES, Plan, Planner, WriteError, Writer};
 
 /// What we write. A file of another machine may have larger pages, which the reader takes from its meta page.
 pub const PAGE_SIZE: usize = 4096;

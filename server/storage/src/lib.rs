@@ -12,7 +12,7 @@
 //! etcd: server/storage.
 
 pub mod backend;
-mod background;
+pub mod background;
 pub mod bolt;
 pub mod check;
 pub mod clock;

@@ -3,7 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +13,8 @@ use ballast_api::etcdserverpb::Member;
 use ballast_storage::backend::Kind;
 use ballast_storage::bolt::{BoltFile, Planner, Trailer, Writer, check, status, verify_trailer};
 use ballast_storage::mvcc::{
-    HashKv, InstallOptions, Pace, RangeOptions, Receiving, RestoreOptions, Store, StoreOptions,
-    WriteTxn, restore,
+    HashKv, InstallOptions, Pace, Pages, RangeOptions, Receiving, RestoreOptions, Store,
+    StoreOptions, WriteTxn, restore,
 };
 use ballast_storage::schema::{Table, meta};
 use ballast_storage::{LogPosition, ReadError, StorageError};
@@ -251,6 +250,33 @@ fn a_snapshot_that_nobody_wants_any_more_is_not_made_and_holds_nothing_up(kind: 
     compaction.wait().unwrap();
 }
 
+/// The index has given up records that the engine still has.
+fn a_snapshot_begun_while_a_compaction_waits_is_whole(kind: Kind) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(kind, &dir.path().join("a"));
+    let mut log = fill(&store);
+    let held = store.snapshot(&|| true).unwrap().unwrap();
+    let revision = store.view().revision();
+    let compaction = log.entry(|txn| txn.compact(revision)).unwrap();
+    let path = dir.path().join("snapshot.db");
+    let size = save(&store, &path, 64 << 10);
+    assert_eq!(verify_trailer(&path).unwrap(), Trailer::Good);
+    assert_same_file(&all_pages(&store, 64 << 10), &path, size);
+    drop(held);
+    compaction.wait().unwrap();
+    let settled = dir.path().join("settled.db");
+    assert!(save(&store, &settled, 64 << 10) < size);
+    for (name, path) in [("b", path), ("c", settled)] {
+        let file = BoltFile::open(&path).unwrap();
+        check(&file).unwrap();
+        let to = dir.path().join(name);
+        restore(&file, &to, &options(kind, 0)).unwrap();
+        let restored = open(kind, &to);
+        assert_eq!(restored.view().compact_revision(), revision);
+        assert_eq!(hash_at(&restored, 0).hash, hash_at(&store, 0).hash);
+    }
+}
+
 fn a_store_closes_while_a_snapshot_holds_up_a_compaction(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
     let store = open(kind, &dir.path().join("a"));
@@ -358,24 +384,42 @@ fn a_database_of_something_else_is_not_restored(kind: Kind) {
     assert!(!to.exists());
 }
 
-/// Another member's snapshot on its way to `to`, whose records are said to lie among these of the pages that they lie among.
+/// How a snapshot comes.
+#[derive(Clone, Copy, Debug)]
+enum Comes {
+    InPages,
+    FrontToBack,
+}
+
+/// Another member's snapshot on its way to `to`.
 fn arrived(
     from: &Store,
     to: &Store,
     dir: &Path,
     chunk_bytes: usize,
-    pages: impl Fn(Range<u64>) -> Range<u64>,
+    comes: Comes,
 ) -> (Receiving, InstallOptions) {
-    let mut stream = from.snapshot(&|| true).unwrap().unwrap();
-    let (size, pages) = (stream.size(), pages(stream.record_pages()));
     let path = dir.join("snapshot.received");
-    let mut receiving = to.receive(&path, size, pages).unwrap();
-    let mut left = size;
-    while let Some(chunk) = stream.next_chunk(chunk_bytes).unwrap() {
-        let of_the_file = chunk.len().min(usize::try_from(left).unwrap());
-        receiving.take(&chunk[..of_the_file]).unwrap();
-        left -= of_the_file as u64;
-    }
+    let receiving = match comes {
+        Comes::InPages => {
+            let mut receiving = to.receive_pages(&path).unwrap();
+            for pages in all_pages(from, chunk_bytes) {
+                receiving.take_pages(&pages).unwrap();
+            }
+            receiving
+        }
+        Comes::FrontToBack => {
+            let mut stream = from.snapshot(&|| true).unwrap().unwrap();
+            let mut receiving = to.receive(&path).unwrap();
+            let mut left = stream.size();
+            while let Some(chunk) = stream.next_chunk(chunk_bytes).unwrap() {
+                let of_the_file = chunk.len().min(usize::try_from(left).unwrap());
+                receiving.take(&chunk[..of_the_file]).unwrap();
+                left -= of_the_file as u64;
+            }
+            receiving
+        }
+    };
     let options = InstallOptions {
         applied: from.applied(),
         membership: Bytes::from_static(b"the group"),
@@ -383,18 +427,53 @@ fn arrived(
     (receiving, options)
 }
 
-/// Its records as they come, or all of it as a file when nobody says where they lie.
-fn a_snapshot_of_another_member_takes_the_databases_place(kind: Kind) {
-    takes_the_databases_place(kind, 64 << 10, |pages| pages);
-    takes_the_databases_place(kind, 1_000, |pages| pages);
-    takes_the_databases_place(kind, 64 << 10, |_| 0..0);
+fn all_pages(from: &Store, chunk_bytes: usize) -> Vec<Pages> {
+    let mut stream = from.pages().unwrap();
+    assert_eq!(stream.applied(), from.applied());
+    let mut all = Vec::new();
+    while let Some(pages) = stream.next_pages(chunk_bytes).unwrap() {
+        all.push(pages);
+    }
+    all
 }
 
-fn takes_the_databases_place(
-    kind: Kind,
-    chunk_bytes: usize,
-    pages: impl Fn(Range<u64>) -> Range<u64>,
-) {
+fn bytes_of(pages: &Pages) -> &Bytes {
+    match pages {
+        Pages::Records(bytes) | Pages::Other(bytes) | Pages::Metas(bytes) => bytes,
+    }
+}
+
+fn assert_same_file(all: &[Pages], path: &Path, size: u64) {
+    let file = fs::read(path).unwrap();
+    let (metas, rest) = all.split_last().unwrap();
+    assert!(matches!(metas, Pages::Metas(_)));
+    let rest = rest.iter().flat_map(|pages| bytes_of(pages).iter());
+    let put_together: Vec<u8> = bytes_of(metas).iter().chain(rest).copied().collect();
+    assert!(put_together == file[..usize::try_from(size).unwrap()]);
+}
+
+fn pages_are_the_file_with_its_first_two_last(kind: Kind) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(kind, &dir.path().join("a"));
+    fill(&store);
+    let path = dir.path().join("snapshot.db");
+    let size = save(&store, &path, 64 << 10);
+    for chunk_bytes in [1_000, 64 << 10] {
+        let all = all_pages(&store, chunk_bytes);
+        assert_same_file(&all, &path, size);
+        let records = |pages: &&Pages| matches!(pages, Pages::Records(_));
+        assert!(all.iter().filter(records).count() > 3);
+    }
+}
+
+/// Its records as they come, or all of it as a file.
+fn a_snapshot_of_another_member_takes_the_databases_place(kind: Kind) {
+    takes_the_databases_place(kind, 64 << 10, Comes::InPages);
+    takes_the_databases_place(kind, 1_000, Comes::InPages);
+    takes_the_databases_place(kind, 64 << 10, Comes::FrontToBack);
+}
+
+fn takes_the_databases_place(kind: Kind, chunk_bytes: usize, comes: Comes) {
     let dir = tempfile::tempdir().unwrap();
     let leader = open(kind, &dir.path().join("a"));
     fill(&leader);
@@ -408,7 +487,7 @@ fn takes_the_databases_place(
         }
     });
     store.flush().unwrap();
-    let (received, options) = arrived(&leader, &store, dir.path(), chunk_bytes, pages);
+    let (received, options) = arrived(&leader, &store, dir.path(), chunk_bytes, comes);
     store.install(received, &options).unwrap();
     assert!(!dir.path().join("snapshot.received").exists());
     // What is in memory is of the past, and makes no database any more.
@@ -453,30 +532,40 @@ fn a_snapshot_that_is_not_what_it_was_sent_as_changes_nothing(kind: Kind) {
     let store = open(kind, &behind);
     Log::new(&store).put("old", b"x", 0);
     store.flush().unwrap();
-    let whole = |pages: Range<u64>| pages;
-    let (received, options) = arrived(&leader, &store, dir.path(), 4096, whole);
-    let elsewhere = InstallOptions {
-        applied: LogPosition { term: 2, index: 1 },
-        ..options.clone()
-    };
+    let (received, options) = arrived(&leader, &store, dir.path(), 4096, Comes::InPages);
+    let mut elsewhere = options.clone();
+    elsewhere.applied.index += 1;
     let refused = store.install(received, &elsewhere).unwrap_err();
-    assert!(refused.to_string().contains("was sent as"), "{refused}");
-    // A leaf of records was none by what the sender said.
-    let less = |pages: Range<u64>| pages.start + 1..pages.end;
-    let (received, options) = arrived(&leader, &store, dir.path(), 4096, less);
-    let refused = store.install(received, &options).unwrap_err();
     assert!(
-        refused.to_string().contains("did not come as such"),
+        refused.to_string().contains("was sent as that at"),
         "{refused}"
     );
-    let path = dir.path().join("snapshot.received");
-    let mut received = store.receive(&path, 1 << 20, 0..0).unwrap();
-    received.take(&[0; 5_000]).unwrap();
-    let refused = store.install(received, &options).unwrap_err();
-    assert!(
-        refused.to_string().contains("it ends before its end"),
-        "{refused}"
-    );
+    // A page of records among the others; one left out; one twice; no end; less than a page; a page that is no page.
+    let pages = all_pages(&leader, 4096);
+    let of_records = |pages: &Pages| matches!(pages, Pages::Records(_));
+    let first = pages.iter().position(of_records).unwrap();
+    let mut as_others = pages.clone();
+    as_others[first] = Pages::Other(bytes_of(&pages[first]).clone());
+    let mut left_out = pages.clone();
+    left_out.remove(first);
+    let mut doubled = pages.clone();
+    doubled.insert(first, pages[first].clone());
+    let endless = pages[..pages.len() - 1].to_vec();
+    let mut cut = pages.clone();
+    cut[first] = Pages::Records(bytes_of(&pages[first]).slice(..100));
+    let mut grows = pages.clone();
+    grows[first] = Pages::Records(Bytes::from(vec![0xff; 4096]));
+    for (what, pages) in [
+        ("did not come as such", as_others),
+        ("before page", left_out),
+        ("of another file", doubled),
+        ("damaged at byte 0", endless),
+        ("its key is no revision", cut),
+        ("overflow pages", grows),
+    ] {
+        let refused = install_of(&store, dir.path(), &pages, &options).unwrap_err();
+        assert!(refused.to_string().contains(what), "{what}: {refused}");
+    }
     let names: Vec<_> = fs::read_dir(&behind)
         .unwrap()
         .flatten()
@@ -494,12 +583,27 @@ fn a_snapshot_that_is_not_what_it_was_sent_as_changes_nothing(kind: Kind) {
     store.defragment(Pace::Background).unwrap();
 }
 
+fn install_of(
+    store: &Store,
+    dir: &Path,
+    pages: &[Pages],
+    options: &InstallOptions,
+) -> Result<(), StorageError> {
+    let mut receiving = store.receive_pages(&dir.join("snapshot.received"))?;
+    for pages in pages {
+        receiving.take_pages(pages)?;
+    }
+    store.install(receiving, options)
+}
+
 on_each_engine!(
+    pages_are_the_file_with_its_first_two_last,
     a_snapshot_of_another_member_takes_the_databases_place,
     a_snapshot_that_is_not_what_it_was_sent_as_changes_nothing,
     a_snapshot_passes_the_checks_and_restores_to_the_same_hash,
     a_snapshot_is_of_one_moment_whatever_is_written_and_compacted_meanwhile,
     a_snapshot_that_nobody_wants_any_more_is_not_made_and_holds_nothing_up,
+    a_snapshot_begun_while_a_compaction_waits_is_whole,
     a_store_closes_while_a_snapshot_holds_up_a_compaction,
     a_bump_compacts_everything_before_it_and_keeps_the_keys,
     a_bump_beyond_the_last_revision_is_refused,

@@ -1,4 +1,4 @@
-//! A file of ours as it arrives, front to back: leaves of records are handed on, all else goes to the file.
+//! A file of ours as it arrives: leaves of records are handed on, all else goes to the file.
 //!
 //! What was handed on is a hole in the file. The branches above it are there, and say afterwards whether it was all: `BoltFile::has_leaves`.
 //!
@@ -7,36 +7,37 @@
 //! etcd: none; it renames the file.
 
 use std::fs::File;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use bytes::{Bytes, BytesMut};
 
 use super::read::{Page, PageSet};
-use super::{BoltFile, FLAG_LEAF, PAGE_SIZE, u16_at, u32_at, u64_at};
+use super::{
+    BoltFile, FLAG_LEAF, KEY_LEN_MAX, META_PAGES, PAGE_SIZE, VALUE_LEN_MAX, u16_at, u32_at, u64_at,
+};
 use crate::error::StorageError;
 
 /// Takes a record's key and value.
 pub type Each<'a> = &'a mut dyn FnMut(&Bytes, Bytes) -> Result<(), StorageError>;
+
+/// More than a leaf of one element needs.
+const OVERFLOW_MAX: usize = (KEY_LEN_MAX + VALUE_LEN_MAX) / PAGE_SIZE + 1;
 
 /// Pages of a file that is being received.
 #[derive(Debug)]
 pub struct Arriving {
     file: File,
     path: PathBuf,
-    /// The page that comes next, and how many there are.
-    next: u64,
-    pages: u64,
-    /// What has come of it.
+    /// Where what comes next belongs.
+    at: u64,
+    /// Of a page of records, what has come of it.
     begun: BytesMut,
-    /// Leaves among these pages hold records.
-    records: Range<u64>,
     handed_on: Handed,
 }
 
 /// The leaves that were handed on.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Handed {
     seen: PageSet,
     pub(crate) count: u64,
@@ -49,47 +50,55 @@ impl Handed {
 }
 
 impl Arriving {
-    /// `size` of the whole file; leaves of records lie among the pages `records`, nowhere when that is empty.
-    pub fn new(path: &Path, size: u64, records: Range<u64>) -> Result<Self, StorageError> {
-        let pages = size / PAGE_SIZE as u64;
+    pub fn new(path: &Path) -> Result<Self, StorageError> {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(true);
         let file = options
             .open(path)
             .map_err(|e| StorageError::io("create", path, e))?;
-        // What is handed on leaves a hole, at the end too.
-        file.set_len(size)
-            .map_err(|e| StorageError::io("create", path, e))?;
         Ok(Self {
             file,
             path: path.to_owned(),
-            next: 0,
-            pages,
+            at: 0,
             begun: BytesMut::new(),
-            records,
-            handed_on: Handed {
-                seen: PageSet::new(pages),
-                count: 0,
-            },
+            handed_on: Handed::default(),
         })
     }
 
-    /// Takes the next bytes.
-    pub fn take(&mut self, bytes: &[u8], each: Each<'_>) -> Result<(), StorageError> {
+    /// What comes next belongs behind the meta pages.
+    pub fn skip_metas(&mut self) {
+        self.at = META_PAGES * PAGE_SIZE as u64;
+    }
+
+    /// Takes the meta pages, which were left out at first.
+    pub fn take_metas(&mut self, bytes: &[u8]) -> Result<(), StorageError> {
+        if bytes.len() as u64 != META_PAGES * PAGE_SIZE as u64 {
+            return Err(self.damaged("meta pages of another length".to_owned()));
+        }
+        self.write(bytes, 0)
+    }
+
+    /// Takes the next bytes, none of a leaf of records.
+    pub fn take(&mut self, bytes: &[u8]) -> Result<(), StorageError> {
+        if !self.begun.is_empty() {
+            return Err(self.damaged("a page of records that ends before its end".to_owned()));
+        }
+        self.write(bytes, self.at)?;
+        self.at += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Takes the next bytes: pages of the bucket of records, maybe a few of the root bucket.
+    pub fn take_records(&mut self, bytes: &[u8], each: Each<'_>) -> Result<(), StorageError> {
         self.begun.extend_from_slice(bytes);
         while let Some(bytes) = self.whole_page()? {
-            let id = self.next;
-            let len = bytes.len();
-            let is_record_leaf = self.records.contains(&id)
-                && u64_at(&bytes, 0) == id
-                && u16_at(&bytes, 8) == FLAG_LEAF;
-            let handed_on = is_record_leaf && self.hand_on(id, bytes.clone(), each)?;
-            if !handed_on {
-                self.file
-                    .write_all_at(&bytes, id * PAGE_SIZE as u64)
-                    .map_err(|e| StorageError::io("write", &self.path, e))?;
+            let id = self.at / PAGE_SIZE as u64;
+            let len = bytes.len() as u64;
+            let is_leaf = u64_at(&bytes, 0) == id && u16_at(&bytes, 8) == FLAG_LEAF;
+            if !(is_leaf && self.hand_on(id, bytes.clone(), each)?) {
+                self.write(&bytes, self.at)?;
             }
-            self.next += (len / PAGE_SIZE) as u64;
+            self.at += len;
         }
         Ok(())
     }
@@ -99,12 +108,11 @@ impl Arriving {
         if self.begun.len() < PAGE_SIZE {
             return Ok(None);
         }
-        let further = u64::from(u32_at(&self.begun, 12));
-        if self.next + further >= self.pages {
-            let what = format!("page {} with {further} overflow pages", self.next);
-            return Err(self.damaged(what));
+        let further = u32_at(&self.begun, 12) as usize;
+        if further > OVERFLOW_MAX || !self.at.is_multiple_of(PAGE_SIZE as u64) {
+            return Err(self.damaged(format!("a page of records with {further} overflow pages")));
         }
-        let len = (further as usize + 1) * PAGE_SIZE;
+        let len = (further + 1) * PAGE_SIZE;
         if self.begun.len() < len {
             return Ok(None);
         }
@@ -113,7 +121,7 @@ impl Arriving {
 
     /// False for a leaf of buckets, which the root bucket may have among them.
     fn hand_on(&mut self, id: u64, bytes: Bytes, each: Each<'_>) -> Result<bool, StorageError> {
-        let page = Page::parse(bytes, id * PAGE_SIZE as u64).map_err(|what| self.damaged(what))?;
+        let page = Page::parse(bytes, self.at).map_err(|what| self.damaged(what))?;
         for index in 0..page.count() {
             let element = page.leaf(index).map_err(|what| self.damaged(what))?;
             if element.is_bucket {
@@ -126,22 +134,35 @@ impl Arriving {
         Ok(true)
     }
 
+    fn write(&self, bytes: &[u8], at: u64) -> Result<(), StorageError> {
+        self.file
+            .write_all_at(bytes, at)
+            .map_err(|e| StorageError::io("write", &self.path, e))
+    }
+
     fn damaged(&self, what: String) -> StorageError {
         StorageError::Damaged {
             path: self.path.clone(),
-            offset: self.next * PAGE_SIZE as u64,
+            offset: self.at,
             what,
         }
     }
 
     /// The file, and which of its leaves are holes.
     pub fn finish(self) -> Result<(BoltFile, Handed), StorageError> {
-        if self.next != self.pages || !self.begun.is_empty() {
-            return Err(self.damaged("it ends before its end".to_owned()));
+        if !self.begun.is_empty() {
+            return Err(self.damaged("it ends within a page".to_owned()));
         }
+        // What was handed on is a hole at the end too.
+        self.file
+            .set_len(self.at)
+            .map_err(|e| StorageError::io("write", &self.path, e))?;
         let file = BoltFile::from_file(self.file, &self.path)?;
         if file.page_size() as usize != PAGE_SIZE {
             return Err(file.damaged(0, "it has pages of another size"));
+        }
+        if file.size() != self.at {
+            return Err(file.damaged(self.at, "its meta pages are of another file"));
         }
         Ok((file, self.handed_on))
     }

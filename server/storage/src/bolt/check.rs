@@ -14,8 +14,8 @@ const NESTING_MAX: usize = 32;
 
 /// Walks every bucket and accounts for every page. The first thing found wrong is the error.
 pub fn check(file: &BoltFile) -> Result<(), StorageError> {
-    let seen = RefCell::new(PageSet::new(file.high_water()));
-    let mut free = PageSet::new(file.high_water());
+    let seen = RefCell::new(PageSet::default());
+    let mut free = PageSet::default();
     let freelist = file.freelist()?;
     if let Some(list) = &freelist {
         for page in list.own.clone() {

@@ -344,29 +344,26 @@ pub(super) struct FreeList {
     pub(super) ids: Vec<u64>,
 }
 
-/// Pages visited.
-#[derive(Debug)]
+/// Pages visited: a bit for each up to the last of them.
+#[derive(Debug, Default)]
 pub(super) struct PageSet {
     bits: Vec<u64>,
 }
 
 impl PageSet {
-    pub(super) fn new(pages: u64) -> Self {
-        Self {
-            bits: vec![0; pages.div_ceil(64) as usize],
-        }
-    }
-
-    /// True when it was not there. The page is below the number the set was made for.
+    /// True when it was not there.
     pub(super) fn insert(&mut self, page: u64) -> bool {
         let (word, bit) = ((page / 64) as usize, 1 << (page % 64));
+        if word >= self.bits.len() {
+            self.bits.resize(word + 1, 0);
+        }
         let new = self.bits[word] & bit == 0;
         self.bits[word] |= bit;
         new
     }
 
     pub(super) fn contains(&self, page: u64) -> bool {
-        self.bits[(page / 64) as usize] & (1 << (page % 64)) != 0
+        (self.bits.get((page / 64) as usize)).is_some_and(|word| word & (1 << (page % 64)) != 0)
     }
 }
 

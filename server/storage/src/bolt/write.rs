@@ -4,7 +4,8 @@
 //!     keys and values --------------------------------------> Writer --> bytes, first to last
 //!
 //! Both passes run the same tree builder, the first over lengths alone, so that they cannot disagree about a page. The
-//! meta pages come first in the file and need the root's page and the high-water mark: hence two passes and no seek.
+//! meta pages come first in the file and need the root's page and the high-water mark: hence two passes and no seek. A writer without a plan
+//! gives the meta pages at its end instead, for a reader that can put them in their place.
 //!
 //! Promises: memory is one page per level of the tree (and one entry, if it is larger); each branch page has two children
 //! or more, since bbolt panics when it later deletes below a branch with one.
@@ -21,9 +22,11 @@ use super::{
 
 /// A bucket of one leaf no larger than this lies inside its parent's element, as bbolt has it.
 const INLINE_MAX: usize = PAGE_SIZE / 4;
-/// Two meta pages and the free list.
-const FIRST_PAGE: u64 = 3;
-const FREELIST_PAGE: u64 = 2;
+/// A file begins with so many.
+pub const META_PAGES: u64 = 2;
+const FREELIST_PAGE: u64 = META_PAGES;
+/// Of the trees.
+const FIRST_PAGE: u64 = FREELIST_PAGE + 1;
 /// Room made at once for the pages that come.
 const RESERVE_BYTES: usize = 256 * 1024;
 /// Of the number of further pages, in a page's header.
@@ -90,11 +93,6 @@ impl Planner {
             .entry(Len(key_len), Len(value_len), &mut self.counter)
     }
 
-    /// The page that is written next: those of a bucket lie between its begin and that of the next one, with a few of the root bucket's maybe.
-    pub fn next_page(&self) -> u64 {
-        self.counter.next
-    }
-
     pub fn finish(mut self) -> Result<Plan, WriteError> {
         let root = self.builder.finish(&mut self.counter)?;
         Ok(Plan {
@@ -109,7 +107,8 @@ impl Planner {
 pub struct Writer {
     builder: Builder<Bytes>,
     sink: PageSink,
-    plan: Plan,
+    /// None when the meta pages come last.
+    plan: Option<Plan>,
     /// The order is checked here, since lengths have none.
     last_bucket: Option<Bytes>,
     last_key: Bytes,
@@ -118,24 +117,17 @@ pub struct Writer {
 impl Writer {
     /// Writes the meta pages and the empty free list.
     pub fn new(plan: Plan) -> Self {
-        let mut sink = PageSink {
-            next: FIRST_PAGE,
-            begun: 0,
-            out: BytesMut::new(),
-        };
-        for txid in 0..2 {
-            sink.begin_page(txid, FLAG_META, 0);
-            let meta = Meta {
-                page_size: PAGE_SIZE as u32,
-                root: plan.root,
-                sequence: 0,
-                freelist: FREELIST_PAGE,
-                high_water: plan.high_water,
-                txid,
-            };
-            sink.out.put_slice(&meta.to_bytes());
-            sink.end_page();
-        }
+        let mut sink = PageSink::default();
+        sink.metas(plan);
+        Self::behind_metas(sink, Some(plan))
+    }
+
+    /// Begins behind the meta pages, which [`finish_with_metas`](Self::finish_with_metas) gives.
+    pub fn without_plan() -> Self {
+        Self::behind_metas(PageSink::default(), None)
+    }
+
+    fn behind_metas(mut sink: PageSink, plan: Option<Plan>) -> Self {
         sink.begin_page(FREELIST_PAGE, FLAG_FREELIST, 0);
         sink.end_page();
         Self {
@@ -172,15 +164,32 @@ impl Writer {
         &mut self.sink.out
     }
 
-    pub fn finish(mut self) -> Result<BytesMut, WriteError> {
+    /// The last pages.
+    pub fn finish(self) -> Result<BytesMut, WriteError> {
+        Ok(self.end()?.0)
+    }
+
+    /// The last pages, and the [`META_PAGES`] that belong before all.
+    pub fn finish_with_metas(self) -> Result<(BytesMut, Bytes), WriteError> {
+        let (rest, plan) = self.end()?;
+        let mut first = PageSink::default();
+        first.metas(plan);
+        Ok((rest, first.out.freeze()))
+    }
+
+    fn end(mut self) -> Result<(BytesMut, Plan), WriteError> {
         let root = self.builder.finish(&mut self.sink)?;
-        if (root, self.sink.next) != (self.plan.root, self.plan.high_water) {
-            return Err(WriteError::Changed {
-                pages: self.sink.next,
-                planned: self.plan.high_water,
-            });
+        let found = Plan {
+            root,
+            high_water: self.sink.next,
+        };
+        match self.plan {
+            Some(plan) if plan != found => Err(WriteError::Changed {
+                pages: found.high_water,
+                planned: plan.high_water,
+            }),
+            _ => Ok((self.sink.out, found)),
         }
-        Ok(self.sink.out)
     }
 }
 
@@ -286,7 +295,33 @@ struct PageSink {
     out: BytesMut,
 }
 
+impl Default for PageSink {
+    fn default() -> Self {
+        Self {
+            next: FIRST_PAGE,
+            begun: 0,
+            out: BytesMut::new(),
+        }
+    }
+}
+
 impl PageSink {
+    fn metas(&mut self, plan: Plan) {
+        for txid in 0..META_PAGES {
+            self.begin_page(txid, FLAG_META, 0);
+            let meta = Meta {
+                page_size: PAGE_SIZE as u32,
+                root: plan.root,
+                sequence: 0,
+                freelist: FREELIST_PAGE,
+                high_water: plan.high_water,
+                txid,
+            };
+            self.out.put_slice(&meta.to_bytes());
+            self.end_page();
+        }
+    }
+
     fn begin_page(&mut self, id: u64, flags: u16, count: usize) {
         if self.out.capacity() - self.out.len() < PAGE_SIZE {
             self.out.reserve(RESERVE_BYTES);

@@ -19,7 +19,7 @@ impl Census {
     pub(super) fn of(tree: &Tree<KeyIndex>) -> Self {
         let mut census = Self::default();
         for (_, index) in tree.from(b"") {
-            index.for_each_revision(|revision| census.add(revision));
+            index.for_each_record(|record| census.add(record.revision()));
         }
         census
     }

@@ -228,7 +228,7 @@ impl Shared {
         for batches in 1.. {
             self.go_on()?;
             let begun = crate::clock::now();
-            let pairs = old.scan(&next, end, chunk_bytes);
+            let pairs = old.scan_as_one(&next, end, chunk_bytes);
             let pairs = pairs.map_err(|error| self.unreadable(error))?;
             let Some((last, _)) = pairs.last() else {
                 break;

@@ -1,6 +1,7 @@
 //! Another member's snapshot as the live database, in place of what this one has.
 //!
-//!     1 receive  records into a database beside the live one, not yet counted; the file's other pages into a file
+//!     1 receive  records into a database beside the live one, not yet counted; the file's other pages into a file. A file that comes front to back
+//!                goes into one whole
 //!     2 check    by the branches in the file: all of its records came, in their order
 //!     3 complete the database with all else
 //!     4 publish  CURRENT names it: that is the moment it counts (backend/current.rs)
@@ -11,7 +12,6 @@
 //!
 //! etcd: applySnapshot in server/etcdserver/server.go, which swaps the backend in place.
 
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
@@ -23,7 +23,8 @@ use crate::bolt::etcd::{self, meta_key};
 use crate::bolt::{Arriving, BoltFile, Value};
 use crate::committer::encode_position;
 use crate::error::StorageError;
-use crate::mvcc::restore::{self, Filler};
+use crate::mvcc::pages::Pages;
+use crate::mvcc::restore::{self, Filler, SMALL_BATCH_BYTES};
 use crate::mvcc::store::Store;
 use crate::schema::{Table, meta};
 
@@ -51,14 +52,17 @@ pub struct Receiving {
 const RECEIVED: &str = "received";
 
 impl Store {
-    /// Begins to receive a snapshot of `size` bytes whose leaves of records lie among these pages (nowhere when that is empty; then all goes into
-    /// `file`). One at a time. Blocking.
-    pub fn receive(
-        &self,
-        file: &Path,
-        size: u64,
-        records: Range<u64>,
-    ) -> Result<Receiving, StorageError> {
+    /// Begins to receive a snapshot page by page; what is no record goes into `file`. One at a time. Blocking.
+    pub fn receive_pages(&self, file: &Path) -> Result<Receiving, StorageError> {
+        let mut receiving = self.receive(file)?;
+        if let Some((arriving, _)) = &mut receiving.parts {
+            arriving.skip_metas();
+        }
+        Ok(receiving)
+    }
+
+    /// The same for one that comes as a file, front to back.
+    pub fn receive(&self, file: &Path) -> Result<Receiving, StorageError> {
         let options = &self.shared.options;
         let kind = options.engine;
         let database = options.dir.join(format!(
@@ -69,8 +73,8 @@ impl Store {
         current::remove(&database)?; // of an earlier attempt in this run
         Ok(Receiving {
             parts: Some((
-                Arriving::new(file, size, records)?,
-                Filler::open(kind, &database)?,
+                Arriving::new(file)?,
+                Filler::open(kind, &database, SMALL_BATCH_BYTES)?,
             )),
             kind,
             file: file.to_owned(),
@@ -129,13 +133,27 @@ impl Store {
 }
 
 impl Receiving {
-    /// Takes the file's next bytes. Blocking.
-    pub fn take(&mut self, bytes: &[u8]) -> Result<(), StorageError> {
+    /// Of [`Store::receive_pages`]: takes what comes next. Blocking.
+    pub fn take_pages(&mut self, pages: &Pages) -> Result<(), StorageError> {
         let Some((arriving, filler)) = &mut self.parts else {
             return Ok(());
         };
-        let path = &self.file;
-        arriving.take(bytes, &mut |key, value| filler.record(path, key, value))
+        match pages {
+            Pages::Other(bytes) => arriving.take(bytes),
+            Pages::Records(bytes) => {
+                let path = &self.file;
+                arriving.take_records(bytes, &mut |key, value| filler.record(path, key, value))
+            }
+            Pages::Metas(bytes) => arriving.take_metas(bytes),
+        }
+    }
+
+    /// Of [`Store::receive`]: takes the next bytes of the file. Blocking.
+    pub fn take(&mut self, bytes: &[u8]) -> Result<(), StorageError> {
+        match &mut self.parts {
+            Some((arriving, _)) => arriving.take(bytes),
+            None => Ok(()),
+        }
     }
 }
 

@@ -133,14 +133,12 @@ impl KeyIndex {
         None
     }
 
-    /// Calls `visit` with the revision of each record, in no order to rely on.
-    pub fn for_each_revision(&self, mut visit: impl FnMut(Revision)) {
-        visit(self.head.revision());
+    /// Calls `visit` with each record, in no order to rely on.
+    pub fn for_each_record(&self, mut visit: impl FnMut(&Record)) {
+        visit(&self.head);
         let mut chunk = self.older.as_deref();
         while let Some(Chunk { records, older }) = chunk {
-            for record in records {
-                visit(record.revision());
-            }
+            records.iter().for_each(&mut visit);
             chunk = older.as_deref();
         }
     }

@@ -13,6 +13,7 @@ pub mod history;
 mod hold;
 mod install;
 pub mod key_index;
+mod pages;
 mod read;
 mod recover;
 pub mod restore;
@@ -23,6 +24,7 @@ pub mod tree;
 mod values;
 mod write;
 
+pub use pages::{PageStream, Pages};
 pub use recover::FORMAT_VERSION;
 pub use restore::{RestoreOptions, RestoreReport, restore};
 pub use snapshot::SnapshotStream;

@@ -14,7 +14,7 @@ use ballast_api::mvccpb::KeyValue;
 use bytes::{Bytes, BytesMut};
 use prost::Message;
 
-use crate::backend::Engine;
+use crate::backend::{Engine, Pairs};
 use crate::committer::{PendingRecord, put_record_key};
 use crate::error::{MvccError, ReadError, StorageError};
 use crate::mvcc::revision::Revision;
@@ -583,13 +583,13 @@ impl Shared {
         (pending, first.unwrap_or_else(|| to.saturating_add(1)))
     }
 
-    /// Of all records with `main <= to`, as [`Self::records`] gives them: revision, whether it is a tombstone, and the value's length.
+    /// Of all records with `main <= to`, as [`Self::records`] gives them: whether it is a tombstone, and the value's length.
     /// False when it ended early because it was not `wanted` any more, which is asked every few records.
     pub(super) fn visit_lengths(
         &self,
         to: i64,
         wanted: &dyn Fn() -> bool,
-        each: &mut dyn FnMut(Revision, bool, usize) -> Result<(), StorageError>,
+        each: &mut dyn FnMut(bool, usize) -> Result<(), StorageError>,
     ) -> Result<bool, StorageError> {
         let from = Revision::default();
         let (pending, until) = self.pending_records(from, to);
@@ -610,14 +610,13 @@ impl Shared {
                 next.push(0);
                 if result.is_ok() {
                     let record = self.revision_of(key);
-                    result = record
-                        .and_then(|(revision, tombstone)| each(revision, tombstone, value.len()));
+                    result = record.and_then(|(_, tombstone)| each(tombstone, value.len()));
                 }
             })?;
             result?;
         }
         for record in pending {
-            each(record.revision, record.tombstone, record.kv.encoded_len())?;
+            each(record.tombstone, record.kv.encoded_len())?;
         }
         Ok(true)
     }
@@ -635,7 +634,7 @@ impl Shared {
     }
 
     /// Of an engine key, and whether it is that of a tombstone.
-    fn revision_of(&self, key: &[u8]) -> Result<(Revision, bool), StorageError> {
+    pub(super) fn revision_of(&self, key: &[u8]) -> Result<(Revision, bool), StorageError> {
         Revision::from_bytes(&key[1..]).ok_or_else(|| StorageError::DamagedRecord {
             path: self.options.dir.clone(),
             record: format!("{key:02x?}"),
@@ -658,6 +657,8 @@ pub(super) struct RecordScan {
     next: Vec<u8>,
     end: Bytes,
     chunk: std::vec::IntoIter<(Bytes, Bytes)>,
+    /// Those of a chunk share their memory.
+    as_one: bool,
     done: bool,
 }
 
@@ -668,7 +669,25 @@ impl RecordScan {
             next: Table::Key.key(&from.to_bytes()),
             end: record_key(Revision::new(until, 0)),
             chunk: Vec::new().into_iter(),
+            as_one: false,
             done: false,
+        }
+    }
+
+    /// For whoever soon drops what it is given.
+    pub(super) fn in_one_piece(self) -> Self {
+        Self {
+            as_one: true,
+            ..self
+        }
+    }
+
+    fn read(&self) -> Result<Pairs, StorageError> {
+        let (start, end) = (&self.next, &self.end);
+        if self.as_one {
+            self.engine.scan_as_one(start, end, SCAN_CHUNK_BYTES)
+        } else {
+            self.engine.scan(start, end, SCAN_CHUNK_BYTES)
         }
     }
 }
@@ -683,7 +702,7 @@ impl Iterator for RecordScan {
         if self.done {
             return None;
         }
-        match self.engine.scan(&self.next, &self.end, SCAN_CHUNK_BYTES) {
+        match self.read() {
             Ok(pairs) => {
                 match pairs.last() {
                     Some((key, _)) => {

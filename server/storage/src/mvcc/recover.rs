@@ -309,7 +309,7 @@ fn read_records(
 ) {
     let mut next = vec![Table::Key.prefix()];
     loop {
-        let chunk = engine.scan(&next, &[Table::Key.prefix() + 1], SCAN_CHUNK_BYTES);
+        let chunk = engine.scan_as_one(&next, &[Table::Key.prefix() + 1], SCAN_CHUNK_BYTES);
         let failed = chunk.is_err();
         if let Ok(pairs) = &chunk {
             let Some((last, _)) = pairs.last() else {

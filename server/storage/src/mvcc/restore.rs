@@ -30,6 +30,8 @@ use crate::schema::{Table, meta};
 
 /// Bytes of one batch: a sync each, so not too few.
 const BATCH_BYTES: usize = 8 << 20;
+/// The same on a machine whose disk somebody else waits for: the file system puts one file's syncs behind what is due of another.
+pub(super) const SMALL_BATCH_BYTES: usize = 512 << 10;
 /// The engine's cache while it is filled in order.
 const CACHE_BYTES: u64 = 64 << 20;
 
@@ -74,7 +76,7 @@ pub fn restore(
         });
     }
     let name = Name::first(options.engine);
-    let filler = Filler::open(name.kind, &name.unpublished_path(dir))?;
+    let filler = Filler::open(name.kind, &name.unpublished_path(dir), BATCH_BYTES)?;
     let mut restore = Restore::new(file, filler);
     restore.buckets()?;
     let report = restore.finish(options, Vec::new())?;
@@ -88,6 +90,7 @@ pub(super) struct Filler {
     engine: Arc<dyn Engine>,
     batch: Batch,
     batch_bytes: usize,
+    batch_bytes_max: usize,
     /// The last record.
     last: Revision,
     records: u64,
@@ -95,11 +98,16 @@ pub(super) struct Filler {
 
 impl Filler {
     /// Makes the database.
-    pub(super) fn open(kind: Kind, path: &Path) -> Result<Self, StorageError> {
+    pub(super) fn open(
+        kind: Kind,
+        path: &Path,
+        batch_bytes_max: usize,
+    ) -> Result<Self, StorageError> {
         Ok(Self {
             engine: kind.open(path, CACHE_BYTES)?,
             batch: Batch::default(),
             batch_bytes: 0,
+            batch_bytes_max,
             last: Revision::default(),
             records: 0,
         })
@@ -108,7 +116,7 @@ impl Filler {
     fn put(&mut self, table: Table, key: &[u8], value: Bytes) -> Result<(), StorageError> {
         self.batch_bytes += key.len() + value.len();
         self.batch.put(table.key(key), value);
-        if self.batch_bytes >= BATCH_BYTES {
+        if self.batch_bytes >= self.batch_bytes_max {
             self.engine.write(&std::mem::take(&mut self.batch))?;
             self.batch_bytes = 0;
         }

@@ -1,16 +1,17 @@
-//! The store as etcd's snapshot file, made while it is read.
+//! The store as etcd's snapshot file, made while it is read, front to back.
 //!
 //!     pin    under the writer's lock: view, applied position, a copy of the small tables; no compaction from here on
-//!     plan   pass 1: lengths of all records up to the view's revision
-//!     pull   pass 2: pages as the reader asks for them, then the SHA-256 of all before
+//!     plan   the lengths of all records, which the index knows. While a compaction is at work it knows fewer than the engine has: then they are read
+//!     pull   pages as the reader asks for them, then the SHA-256 of all before
 //!
-//! Promises: the file is the store at one log position, every record that the index knows in it; memory is a chunk, whatever the store's size; writes go on.
+//! Promises: the file is the store at one log position, every record that the index knows in it, or its end does not come; memory is a chunk, and
+//! 24 bytes a record while it is planned; writes go on.
 //! Until the stream is dropped, records that a compaction gave up stay in the engine.
-//! Not here: the file's form (`bolt/`), reading one (`restore.rs`), sending it (`server/src/rpc/maintenance.rs`).
+//! Not here: the same pages in one pass, for another member (`pages.rs`); the file's form (`bolt/`), reading one (`restore.rs`), sending it
+//! (`server/src/rpc/maintenance.rs`).
 //!
 //! etcd: Snapshot in server/storage/backend/backend.go and api/v3rpc/maintenance.go.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
@@ -24,25 +25,20 @@ use crate::committer::PendingRecord;
 use crate::error::StorageError;
 use crate::mvcc::census::Census;
 use crate::mvcc::hold::Hold;
+use crate::mvcc::key_index::KeyIndex;
 use crate::mvcc::read::RecordScan;
 use crate::mvcc::revision::{REVISION_BYTES, Revision};
 use crate::mvcc::store::{Picture, Shared, Store};
+use crate::mvcc::tree::Tree;
 use crate::schema::{Table, meta};
 
 /// A snapshot file on its way. Blocking; may be dropped at any time.
 #[derive(Debug)]
 pub struct SnapshotStream {
-    shared: Arc<Shared>,
-    revision: i64,
-    applied: LogPosition,
-    membership: Bytes,
+    entries: Entries,
     size: u64,
-    record_pages: Range<u64>,
-    buckets: std::vec::IntoIter<etcd::SmallBucket>,
-    feed: Feed,
     stage: Stage,
     sha: Sha256,
-    _hold: Hold,
 }
 
 #[derive(Debug)]
@@ -53,21 +49,110 @@ enum Stage {
     Done,
 }
 
-/// The entries of the bucket being written.
-#[derive(Debug)]
-enum Feed {
-    Entries(std::vec::IntoIter<(Bytes, Bytes)>),
-    Records(Box<Records>),
-}
-
 impl Store {
-    /// Pins the newest state and plans its file. Reads all records once before it returns, as long as it is `wanted`: None when it was
+    /// Pins the newest state and plans its file. May read all records before it returns, as long as it is `wanted`: None when it was
     /// not any more. Blocking.
     pub fn snapshot(
         &self,
         wanted: &(dyn Fn() -> bool + Sync),
     ) -> Result<Option<SnapshotStream>, StorageError> {
         let shared = &self.shared;
+        let pinned = Pinned::new(shared)?;
+        let planned = background::run("snapshot", || plan(shared, &pinned, wanted))?;
+        let Some(plan) = planned else {
+            return Ok(None);
+        };
+        Ok(Some(SnapshotStream {
+            size: plan.file_len(),
+            entries: Entries::new(shared, pinned),
+            stage: Stage::Writing(Box::new(Writer::new(plan))),
+            sha: Sha256::new(),
+        }))
+    }
+}
+
+fn plan(
+    shared: &Arc<Shared>,
+    pinned: &Pinned,
+    wanted: &(dyn Fn() -> bool + Sync),
+) -> Result<Option<Plan>, StorageError> {
+    if !wanted() {
+        return Ok(None);
+    }
+    let failed = |error| failed(shared, &error);
+    let mut planner = Planner::new();
+    for (name, entries) in &pinned.buckets {
+        planner.begin_bucket(name.len()).map_err(failed)?;
+        for (key, value) in entries {
+            planner.entry(key.len(), value.len()).map_err(failed)?;
+        }
+        if *name != etcd::KEY {
+            continue;
+        }
+        let mut entry = |tombstone: bool, value_len: usize| {
+            let key_len = REVISION_BYTES + usize::from(tombstone);
+            planner.entry(key_len, value_len).map_err(failed)
+        };
+        if pinned.is_settled() {
+            for record in Planned::of(&pinned.picture.tree) {
+                entry(record.tombstone, record.value_len as usize)?;
+            }
+        } else {
+            let revision = pinned.picture.revision;
+            let read_all =
+                shared.visit_lengths(revision, wanted, &mut |tombstone, value_len| {
+                    entry(tombstone, value_len)
+                })?;
+            if !read_all {
+                return Ok(None);
+            }
+        }
+    }
+    planner.finish().map_err(failed).map(Some)
+}
+
+/// A record as a plan needs it, small: there is one for each that the store has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Planned {
+    main: i64,
+    sub: u32,
+    tombstone: bool,
+    value_len: u32,
+}
+
+impl Planned {
+    /// All that the index knows, in the order of the file.
+    fn of(tree: &Tree<KeyIndex>) -> Vec<Self> {
+        let mut all = Vec::new();
+        for (_, index) in tree.from(b"") {
+            index.for_each_record(|record| {
+                all.push(Self {
+                    main: record.main,
+                    sub: record.sub,
+                    tombstone: record.is_tombstone(),
+                    value_len: record.bytes,
+                });
+            });
+        }
+        all.sort_unstable();
+        all
+    }
+}
+
+/// The store as it was at one log position.
+#[derive(Debug)]
+pub(super) struct Pinned {
+    pub(super) picture: Arc<Picture>,
+    pub(super) applied: LogPosition,
+    membership: Bytes,
+    buckets: Vec<etcd::SmallBucket>,
+    /// Of the last compaction that came to its end.
+    finished: i64,
+    _hold: Hold,
+}
+
+impl Pinned {
+    pub(super) fn new(shared: &Arc<Shared>) -> Result<Self, StorageError> {
         // Before the writer's lock, in the order that all take them.
         let hold = shared.holds.hold();
         let (picture, applied, small) = {
@@ -75,7 +160,6 @@ impl Store {
             let small = shared.small.lock().clone();
             (shared.newest.load_full(), *shared.applied.lock(), small)
         };
-        let revision = picture.revision;
         // Compaction's thread writes it past the tables in memory, and waits until it is in the engine.
         let finished = shared
             .committer
@@ -89,100 +173,40 @@ impl Store {
             what,
         };
         let buckets = etcd::small_buckets(&small, applied, finished).map_err(damaged)?;
-        let planned = background::run("snapshot", || plan(shared, &buckets, revision, wanted))?;
-        let Some(Planned {
-            plan,
-            census,
-            record_pages,
-        }) = planned
-        else {
-            return Ok(None);
-        };
-        // Records of a compaction that has not come to its end are gone from the index and not yet from the engine.
-        if finished == picture.compact_revision {
-            shared.check_census(census, &picture)?;
-        }
         let membership = small.get(&Table::Meta.key(meta::RAFT_MEMBERSHIP)[..]);
-        Ok(Some(SnapshotStream {
-            revision,
+        Ok(Self {
+            picture,
             applied,
             membership: membership.cloned().unwrap_or_default(),
-            size: plan.file_len(),
-            record_pages,
-            buckets: buckets.into_iter(),
-            feed: Feed::Entries(Vec::new().into_iter()),
-            stage: Stage::Writing(Box::new(Writer::new(plan))),
-            sha: Sha256::new(),
+            buckets,
+            finished,
             _hold: hold,
-            shared: Arc::clone(shared),
-        }))
+        })
     }
-}
 
-/// What the first pass finds.
-struct Planned {
-    plan: Plan,
-    census: Census,
-    /// All pages of records are among these.
-    record_pages: Range<u64>,
-}
-
-/// The first pass.
-fn plan(
-    shared: &Arc<Shared>,
-    buckets: &[etcd::SmallBucket],
-    revision: i64,
-    wanted: &(dyn Fn() -> bool + Sync),
-) -> Result<Option<Planned>, StorageError> {
-    let failed = |error| failed(shared, &error);
-    let mut planner = Planner::new();
-    let mut census = Census::default();
-    let (mut first, mut end) = (0, 0);
-    for (name, entries) in buckets {
-        planner.begin_bucket(name.len()).map_err(failed)?;
-        if *name == etcd::KEY {
-            first = planner.next_page();
-        } else if first > 0 && end == 0 {
-            end = planner.next_page();
-        }
-        for (key, value) in entries {
-            planner.entry(key.len(), value.len()).map_err(failed)?;
-        }
-        if *name == etcd::KEY {
-            let read_all =
-                shared.visit_lengths(revision, wanted, &mut |revision, tombstone, value_len| {
-                    census.add(revision);
-                    let key_len = REVISION_BYTES + usize::from(tombstone);
-                    planner.entry(key_len, value_len).map_err(failed)
-                })?;
-            if !read_all {
-                return Ok(None);
-            }
-        }
+    /// False while a compaction is at work: its records are gone from the index and not yet from the engine.
+    fn is_settled(&self) -> bool {
+        self.finished == self.picture.compact_revision
     }
-    Ok(Some(Planned {
-        plan: planner.finish().map_err(failed)?,
-        census,
-        record_pages: first..end,
-    }))
-}
 
-impl Shared {
     /// A file that lacks a record would be taken for the whole. Stops the store when it would.
-    fn check_census(&self, found: Census, picture: &Picture) -> Result<(), StorageError> {
-        let known = Census::of(&picture.tree);
+    fn check_census(&self, shared: &Shared, found: Census) -> Result<(), StorageError> {
+        if !self.is_settled() {
+            return Ok(());
+        }
+        let known = Census::of(&self.picture.tree);
         if found == known {
             return Ok(());
         }
         let damaged = || StorageError::DamagedRecord {
-            path: self.options.dir.clone(),
+            path: shared.options.dir.clone(),
             record: "unknown".to_owned(),
             what: format!(
                 "the index knows {} records and {} can be read, or others",
                 known.count, found.count
             ),
         };
-        self.committer.fail(damaged());
+        shared.committer.fail(damaged());
         Err(damaged())
     }
 }
@@ -195,30 +219,114 @@ fn failed(shared: &Shared, error: &WriteError) -> StorageError {
     }
 }
 
+/// All that goes into the file, in its order, handed to a writer one by one.
+#[derive(Debug)]
+pub(super) struct Entries {
+    shared: Arc<Shared>,
+    pinned: Pinned,
+    buckets: std::vec::IntoIter<etcd::SmallBucket>,
+    feed: Feed,
+    /// Of the records so far.
+    census: Census,
+}
+
+/// The entries of the bucket being written.
+#[derive(Debug)]
+enum Feed {
+    Entries(std::vec::IntoIter<(Bytes, Bytes)>),
+    Records(Box<Records>),
+}
+
+/// What the writer was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Entry,
+    /// All pages before are of other buckets.
+    Bucket {
+        of_records: bool,
+    },
+    /// There is nothing more.
+    End,
+}
+
+impl Entries {
+    pub(super) fn new(shared: &Arc<Shared>, mut pinned: Pinned) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            buckets: std::mem::take(&mut pinned.buckets).into_iter(),
+            pinned,
+            feed: Feed::Entries(Vec::new().into_iter()),
+            census: Census::default(),
+        }
+    }
+
+    /// Hands one entry to the writer, or begins the next bucket.
+    pub(super) fn step(&mut self, writer: &mut Writer) -> Result<Step, StorageError> {
+        let entry = match &mut self.feed {
+            Feed::Entries(entries) => entries.next(),
+            Feed::Records(records) => records.next(&self.shared, &mut self.census)?,
+        };
+        let failed = |error| failed(&self.shared, &error);
+        if let Some((key, value)) = entry {
+            writer.entry(key, value).map_err(failed)?;
+            return Ok(Step::Entry);
+        }
+        let Some((name, entries)) = self.buckets.next() else {
+            return Ok(Step::End);
+        };
+        let of_records = name == etcd::KEY;
+        self.feed = if of_records {
+            let revision = self.pinned.picture.revision;
+            Feed::Records(Box::new(Records::new(&self.shared, revision)))
+        } else {
+            Feed::Entries(entries.into_iter())
+        };
+        let name = Bytes::from_static(name.as_bytes());
+        writer.begin_bucket(name).map_err(failed)?;
+        Ok(Step::Bucket { of_records })
+    }
+
+    /// Whether the records were all that the index knows.
+    pub(super) fn check_census(&self) -> Result<(), StorageError> {
+        self.pinned.check_census(&self.shared, self.census)
+    }
+
+    pub(super) fn failed(&self, error: &WriteError) -> StorageError {
+        failed(&self.shared, error)
+    }
+
+    pub(super) fn revision(&self) -> i64 {
+        self.pinned.picture.revision
+    }
+
+    pub(super) fn applied(&self) -> LogPosition {
+        self.pinned.applied
+    }
+
+    pub(super) fn membership(&self) -> Bytes {
+        self.pinned.membership.clone()
+    }
+}
+
 impl SnapshotStream {
     /// Bytes of the database, the 32 of the hash not counted.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Among which pages of the file all records lie.
-    pub fn record_pages(&self) -> Range<u64> {
-        self.record_pages.clone()
-    }
-
     /// The revision that the snapshot is at.
     pub fn revision(&self) -> i64 {
-        self.revision
+        self.entries.revision()
     }
 
     /// The last log entry in it.
     pub fn applied(&self) -> LogPosition {
-        self.applied
+        self.entries.applied()
     }
 
     /// The group at that entry, in the Raft layer's own bytes; empty when there was none yet.
     pub fn membership(&self) -> Bytes {
-        self.membership.clone()
+        self.entries.membership()
     }
 
     /// The next piece, of `bytes_max` until the database's end; the last piece is the SHA-256 alone. None after it.
@@ -253,28 +361,14 @@ impl SnapshotStream {
         let Stage::Writing(writer) = &mut self.stage else {
             return Ok(());
         };
-        let entry = match &mut self.feed {
-            Feed::Entries(entries) => entries.next(),
-            Feed::Records(records) => records.next()?,
-        };
-        let failed = |error| failed(&self.shared, &error);
-        if let Some((key, value)) = entry {
-            return writer.entry(key, value).map_err(failed);
-        }
-        if let Some((name, entries)) = self.buckets.next() {
-            self.feed = if name == etcd::KEY {
-                Feed::Records(Box::new(Records::new(&self.shared, self.revision)))
-            } else {
-                Feed::Entries(entries.into_iter())
-            };
-            let name = Bytes::from_static(name.as_bytes());
-            return writer.begin_bucket(name).map_err(failed);
-        }
-        let Stage::Writing(writer) = std::mem::replace(&mut self.stage, Stage::Done) else {
+        if self.entries.step(writer)? != Step::End {
             return Ok(());
-        };
-        let rest = writer.finish().map_err(failed)?;
-        self.stage = Stage::Rest(rest);
+        }
+        self.entries.check_census()?;
+        if let Stage::Writing(writer) = std::mem::replace(&mut self.stage, Stage::Done) {
+            let rest = writer.finish().map_err(|e| self.entries.failed(&e))?;
+            self.stage = Stage::Rest(rest);
+        }
         Ok(())
     }
 }
@@ -291,17 +385,23 @@ impl Records {
         let from = Revision::default();
         let (pending, until) = shared.pending_records(from, revision);
         Self {
-            written: RecordScan::new(shared.committer.engine(), from, until),
+            written: RecordScan::new(shared.committer.engine(), from, until).in_one_piece(),
             pending: pending.into_iter(),
         }
     }
 
-    fn next(&mut self) -> Result<Option<(Bytes, Bytes)>, StorageError> {
+    fn next(
+        &mut self,
+        shared: &Shared,
+        census: &mut Census,
+    ) -> Result<Option<(Bytes, Bytes)>, StorageError> {
         if let Some(pair) = self.written.next() {
             let (key, value) = pair?;
+            census.add(shared.revision_of(&key)?.0);
             return Ok(Some((key.slice(1..), value)));
         }
         Ok(self.pending.next().map(|record| {
+            census.add(record.revision);
             let mut key = record.revision.to_bytes().to_vec();
             if record.tombstone {
                 key.push(b't');
