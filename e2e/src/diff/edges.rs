@@ -26,13 +26,14 @@ pub fn edges() -> impl FnMut(&Model) -> Option<Op> {
     }
 }
 
-const GROUPS: [fn(&Model) -> Vec<Op>; 16] = [
+const GROUPS: [fn(&Model) -> Vec<Op>; 17] = [
     empty_store,
     compacting_nothing,
     odd_keys,
     odd_intervals,
     sorting,
     limits,
+    streams,
     leases,
     a_lease_moves,
     what_a_put_keeps,
@@ -268,6 +269,25 @@ fn limits(_: &Model) -> Vec<Op> {
                 ..get("s/", "s0")
             };
             ops.extend([Op::Range(request.clone()), Op::RangeStream(request)]);
+        }
+    }
+    ops
+}
+
+/// More keys than the first part of a stream has. With a sort target and no order each part is sorted for itself, and what is counted behind the
+/// last part begins at its last key.
+fn streams(_: &Model) -> Vec<Op> {
+    const KEYS: usize = 40;
+    let mut ops: Vec<Op> = (0..KEYS)
+        .map(|n| Op::Put(put(format!("st/{n:02}"), format!("{:02}", KEYS - n))))
+        .collect();
+    for limit in [0, 9, 10, 11, 29, 30, 31, 39, 40] {
+        for sort_target in 0..5 {
+            ops.push(Op::RangeStream(pb::RangeRequest {
+                limit,
+                sort_target,
+                ..get("st/", "st0")
+            }));
         }
     }
     ops
