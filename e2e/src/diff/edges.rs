@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use ballast_api::etcdserverpb as pb;
 use bytes::Bytes;
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
+use pb::range_request::SortTarget;
 use pb::request_op::Request;
 
 use super::model::Model;
@@ -275,17 +276,22 @@ fn limits(_: &Model) -> Vec<Op> {
 }
 
 /// More keys than the first part of a stream has. With a sort target and no order each part is sorted for itself, and what is counted behind the
-/// last part begins at its last key.
+/// last part begins at its last key. By nothing of which keys have the same: so many equal ones come from etcd in an order of its own.
 fn streams(_: &Model) -> Vec<Op> {
     const KEYS: usize = 40;
     let mut ops: Vec<Op> = (0..KEYS)
         .map(|n| Op::Put(put(format!("st/{n:02}"), format!("{:02}", KEYS - n))))
         .collect();
     for limit in [0, 9, 10, 11, 29, 30, 31, 39, 40] {
-        for sort_target in 0..5 {
+        for sort_target in [
+            SortTarget::Key,
+            SortTarget::Create,
+            SortTarget::Mod,
+            SortTarget::Value,
+        ] {
             ops.push(Op::RangeStream(pb::RangeRequest {
                 limit,
-                sort_target,
+                sort_target: sort_target.into(),
                 ..get("st/", "st0")
             }));
         }

@@ -674,16 +674,7 @@ impl Script {
                 count_only: self.chance(4),
                 ..pb::RangeRequest::default()
             };
-            let sort_target = if self.chance(2) {
-                self.random.random_range(0..5)
-            } else {
-                0
-            };
-            // Without an order each part is sorted for itself.
-            self.queued.push_back(Op::RangeStream(pb::RangeRequest {
-                sort_target,
-                ..request.clone()
-            }));
+            self.queued.push_back(Op::RangeStream(request.clone()));
             self.queued.push_back(Op::Range(pb::RangeRequest {
                 sort_order: self.random.random_range(0..3),
                 ..request
