@@ -279,7 +279,7 @@ pub(crate) fn check_format(head: &pb::SnapshotHead) -> Result<(), Status> {
 }
 
 /// A snapshot as it arrives.
-struct Arriving {
+struct Incoming {
     receiving: Receiving,
     whole: Whole,
 }
@@ -297,7 +297,7 @@ enum Whole {
     Pages { ended: bool },
 }
 
-impl Arriving {
+impl Incoming {
     /// Blocking.
     fn new(store: &Store, file: &Path, head: &pb::SnapshotHead) -> Result<Self, StorageError> {
         let (receiving, whole) = if head.format == FRONT_TO_BACK {
@@ -379,19 +379,19 @@ where
     futures::pin_mut!(parts);
     let aside = Aside::new("install").map_err(broken)?;
     let (store, file) = (Arc::clone(store), file.to_owned());
-    let begun = aside.run(move || Arriving::new(&store, &file, &head)).await;
-    let mut arriving = begun.map_err(broken)?.map_err(broken)?;
+    let begun = aside.run(move || Incoming::new(&store, &file, &head)).await;
+    let mut incoming = begun.map_err(broken)?.map_err(broken)?;
     while let Some(part) = parts.next().await {
         let part = part?;
         let taken = aside.run(move || {
-            let taken = arriving.take(&part);
-            (arriving, taken)
+            let taken = incoming.take(&part);
+            (incoming, taken)
         });
         let (back, taken) = taken.await.map_err(broken)?;
         taken?;
-        arriving = back;
+        incoming = back;
     }
-    arriving.finish()
+    incoming.finish()
 }
 
 #[cfg(test)]
