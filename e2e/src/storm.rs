@@ -35,7 +35,7 @@ const CLIENTS: [Work; 9] = [
 /// Requests of one kind of maintenance begin no closer together.
 const MAINTENANCE_PAUSE_MS: std::ops::Range<u64> = 5..80;
 /// None of them may hold a round up when the server is gone.
-const MAINTENANCE_DEADLINE: Duration = Duration::from_secs(20);
+const MAINTENANCE_DEADLINE: Duration = Duration::from_mins(1);
 
 /// How much of each came to its end.
 #[derive(Debug, Default)]

@@ -295,7 +295,14 @@ async fn database_flips(flags: &[&str], count: usize) -> Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flipped_bit_in_the_database_is_named_and_never_served() -> Result<()> {
     database_flips(&["--storage-engine=redb"], rounds(10, 400)).await?;
-    database_flips(&["--storage-engine=sled"], rounds(5, 200)).await
+    // sled takes a damaged record of its log for the torn end of it, and goes back to there; ours goes on from that, as far as it reaches.
+    let sled = [
+        "--storage-engine=sled",
+        "--snapshot-count=100",
+        "--snapshot-catchup-entries=10",
+        "--max-wals=1",
+    ];
+    database_flips(&sled, rounds(5, 200)).await
 }
 
 /// The last segment's bytes up to the end of what is written.

@@ -186,7 +186,8 @@ async fn go_on_behind_snapshot(
     synced(options, "purge", |done| wal.purge(installed, done)).await
 }
 
-/// The engine holds only entries that were synced in the log before. A log that ends earlier is another one, or lost its end.
+/// The engine holds only entries that were synced in the log before. A log that ends earlier is another one, or lost its end. One that begins later
+/// has the engine of another, or one that lost its end.
 fn check_log_reaches_engine(
     wal: &Wal,
     store: &Store,
@@ -200,6 +201,18 @@ fn check_log_reaches_engine(
             what: format!(
                 "the log ends at index {}, the engine holds index {}: the end of the log is missing",
                 last.index, applied.index
+            ),
+        });
+    }
+    // What is purged was in the engine before. sled takes a damaged record of its own log for the torn end of it, and goes back to there.
+    let purged = wal.purged();
+    if applied.index < purged.index {
+        return Err(StorageError::Damaged {
+            path: store.database_path(),
+            offset: 0,
+            what: format!(
+                "the engine holds index {}, and the log begins behind index {}: the end of the engine is missing",
+                applied.index, purged.index
             ),
         });
     }

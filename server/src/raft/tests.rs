@@ -214,26 +214,59 @@ async fn a_member_killed_before_its_engine_was_written_gets_it_from_the_log() {
     member.stop().await;
 }
 
+impl Member {
+    /// Writes until entries at the log's beginning are gone.
+    async fn put_until_purged(&self) {
+        for n in 0..300 {
+            let (key, value) = (format!("k{}", n % 7), n.to_string());
+            self.put(&key, &value).await.unwrap();
+        }
+        let deadline = tokio::time::sleep(Duration::from_secs(30));
+        tokio::pin!(deadline);
+        let mut changed = self.node.applied();
+        while self.node.purged_index() < 100 {
+            tokio::select! {
+                () = &mut deadline => panic!("the log was not purged"),
+                _ = changed.changed() => {}
+                _ = self.put("more", "x") => {}
+            }
+        }
+    }
+}
+
+/// As sled leaves it when a record of its own log is damaged.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_ends_before_its_log_begins_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (db, old) = (dir.path().join("db"), dir.path().join("old"));
+    let member = start(dir.path()).await;
+    member.put("a", "1").await.unwrap();
+    member.stop().await;
+    std::fs::create_dir(&old).unwrap();
+    for entry in std::fs::read_dir(&db).unwrap().flatten() {
+        std::fs::copy(entry.path(), old.join(entry.file_name())).unwrap();
+    }
+    let member = start(dir.path()).await;
+    member.put_until_purged().await;
+    member.stop().await;
+    std::fs::remove_dir_all(&db).unwrap();
+    std::fs::rename(&old, &db).unwrap();
+    let store = store(dir.path());
+    let apply = Arc::new(Puts(Arc::clone(&store)));
+    let refused = RaftNode::start(options(dir.path()), store, apply).await;
+    let error = refused.unwrap_err().to_string();
+    assert!(
+        error.contains("the end of the engine is missing"),
+        "{error}"
+    );
+    assert!(error.contains("db/000001.redb"), "{error}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_log_is_purged_behind_the_engine_and_a_restart_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let member = start(dir.path()).await;
-    for n in 0..300 {
-        member
-            .put(&format!("k{}", n % 7), &n.to_string())
-            .await
-            .unwrap();
-    }
-    let deadline = tokio::time::sleep(Duration::from_secs(30));
-    tokio::pin!(deadline);
-    let mut changed = member.node.applied();
-    while member.node.purged_index() < 100 {
-        tokio::select! {
-            () = &mut deadline => panic!("the log was not purged"),
-            _ = changed.changed() => {}
-            _ = member.put("more", "x") => {}
-        }
-    }
+    member.put_until_purged().await;
     let purged = member.node.purged_index();
     assert!(member.store.durable().index >= purged);
     member.stop().await;

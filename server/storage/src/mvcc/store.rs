@@ -136,6 +136,12 @@ pub(super) struct Shared {
 }
 
 impl Store {
+    /// Where the live database is.
+    pub fn database_path(&self) -> PathBuf {
+        let name = *self.shared.database.lock();
+        name.path(&self.shared.options.dir)
+    }
+
     /// The last entry applied in memory.
     pub fn applied(&self) -> LogPosition {
         *self.shared.applied.lock()
