@@ -3,7 +3,7 @@
 //!     leader:  pin the store as it is -> head (position, membership), the file's pages in pieces
 //!     member:  pieces into a new database, sums compared -> the library takes it -> the database is published -> the process begins anew on it
 //!
-//! A member of a release before gets the file front to back, which the leader reads all records twice for.
+//! A member of a release before gets the file front to back, as a client does.
 //!
 //! Promises: neither side holds the file in memory, and both leave the cores to requests; what does not arrive whole counts for nothing. While one is on its way, and a while after, the
 //! leader keeps its log, so that the member can go on from where the snapshot ends.

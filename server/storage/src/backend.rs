@@ -64,8 +64,9 @@ pub struct EngineSize {
 /// Key and value pairs, ascending.
 pub type Pairs = Vec<(Bytes, Bytes)>;
 
-/// Room made at once for [`Engine::scan_as_one`]: growing is copying.
+/// Room made at once for [`Engine::scan_as_one`]: growing is copying. The last pair goes beyond what was asked for.
 const AS_ONE_BYTES: usize = 1 << 20;
+const LAST_PAIR_BYTES: usize = 16 << 10;
 
 /// A store of ordered byte keys.
 pub trait Engine: Send + Sync + std::fmt::Debug {
@@ -101,7 +102,7 @@ pub trait Engine: Send + Sync + std::fmt::Debug {
         end: &[u8],
         bytes_max: usize,
     ) -> Result<Pairs, StorageError> {
-        let mut all = Vec::with_capacity(bytes_max.min(AS_ONE_BYTES));
+        let mut all = Vec::with_capacity(bytes_max.min(AS_ONE_BYTES) + LAST_PAIR_BYTES);
         let mut lens = Vec::new();
         self.visit(start, end, bytes_max, &mut |key, value| {
             all.extend_from_slice(key);

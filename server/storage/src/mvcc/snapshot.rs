@@ -142,8 +142,8 @@ impl Planned {
 /// The store as it was at one log position.
 #[derive(Debug)]
 pub(super) struct Pinned {
-    pub(super) picture: Arc<Picture>,
-    pub(super) applied: LogPosition,
+    picture: Arc<Picture>,
+    applied: LogPosition,
     membership: Bytes,
     buckets: Vec<etcd::SmallBucket>,
     /// Of the last compaction that came to its end.
@@ -260,7 +260,7 @@ impl Entries {
         }
     }
 
-    /// Hands one entry to the writer, or begins the next bucket.
+    /// Hands one entry to the writer, or begins the next bucket. At the end the records must have been all that the index knows.
     pub(super) fn step(&mut self, writer: &mut Writer) -> Result<Step, StorageError> {
         let entry = match &mut self.feed {
             Feed::Entries(entries) => entries.next(),
@@ -272,6 +272,7 @@ impl Entries {
             return Ok(Step::Entry);
         }
         let Some((name, entries)) = self.buckets.next() else {
+            self.pinned.check_census(&self.shared, self.census)?;
             return Ok(Step::End);
         };
         let of_records = name == etcd::KEY;
@@ -284,11 +285,6 @@ impl Entries {
         let name = Bytes::from_static(name.as_bytes());
         writer.begin_bucket(name).map_err(failed)?;
         Ok(Step::Bucket { of_records })
-    }
-
-    /// Whether the records were all that the index knows.
-    pub(super) fn check_census(&self) -> Result<(), StorageError> {
-        self.pinned.check_census(&self.shared, self.census)
     }
 
     pub(super) fn failed(&self, error: &WriteError) -> StorageError {
@@ -364,7 +360,6 @@ impl SnapshotStream {
         if self.entries.step(writer)? != Step::End {
             return Ok(());
         }
-        self.entries.check_census()?;
         if let Stage::Writing(writer) = std::mem::replace(&mut self.stage, Stage::Done) {
             let rest = writer.finish().map_err(|e| self.entries.failed(&e))?;
             self.stage = Stage::Rest(rest);
