@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use ballast_storage::background::{self, Priority};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -89,7 +90,7 @@ impl Aside {
         std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                ballast_storage::background::become_nicer();
+                background::become_nicer(Priority::Low);
                 for piece in all {
                     piece();
                 }

@@ -40,7 +40,7 @@ const FRONT_TO_BACK: u32 = 0;
 pub(crate) const FORMAT: u32 = 1;
 /// One piece of the file.
 const PIECE_BYTES: usize = 256 << 10;
-/// Pieces read ahead of the connection.
+/// Pieces read ahead, of the disk on one side and of the connection on the other.
 const PIECES_AHEAD: usize = 4;
 const SHA_BYTES: u64 = 32;
 /// How long the log is kept for a member after a snapshot was sent (etcd: releaseDelayAfterSnapshot).
@@ -381,17 +381,32 @@ where
     let (store, file) = (Arc::clone(store), file.to_owned());
     let begun = aside.run(move || Incoming::new(&store, &file, &head)).await;
     let mut incoming = begun.map_err(broken)?.map_err(broken)?;
-    while let Some(part) = parts.next().await {
-        let part = part?;
-        let taken = aside.run(move || {
-            let taken = incoming.take(&part);
-            (incoming, taken)
-        });
-        let (back, taken) = taken.await.map_err(broken)?;
-        taken?;
-        incoming = back;
-    }
-    incoming.finish()
+    // Those that come are read from the connection while the ones before are written, or both sides would take turns.
+    let (sender, ahead) = mpsc::channel(PIECES_AHEAD);
+    let read = async move {
+        while let Some(part) = parts.next().await {
+            // The other loop has ended with an error.
+            if sender.send(part).await.is_err() {
+                break;
+            }
+        }
+    };
+    let write = async {
+        let mut ahead = ahead;
+        while let Some(part) = ahead.recv().await {
+            let part = part?;
+            let taken = aside.run(move || {
+                let taken = incoming.take(&part);
+                (incoming, taken)
+            });
+            let (back, taken) = taken.await.map_err(broken)?;
+            taken?;
+            incoming = back;
+        }
+        Ok::<_, Status>(incoming)
+    };
+    let ((), written) = futures::join!(read, write);
+    written?.finish()
 }
 
 #[cfg(test)]

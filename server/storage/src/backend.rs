@@ -76,6 +76,10 @@ pub trait Engine: Send + Sync + std::fmt::Debug {
     fn write_lazily(&self, batch: &Batch) -> Result<(), StorageError> {
         self.write(batch)
     }
+    /// The same for a database that counts for nothing before a [`Self::write`] has returned: what a crash leaves of it is to be thrown away.
+    fn write_unpublished(&self, batch: &Batch) -> Result<(), StorageError> {
+        self.write(batch)
+    }
     fn get(&self, key: &[u8]) -> Result<Option<Bytes>, StorageError>;
     /// As many `get`s at the cost of one read transaction. Answers in the order of `keys`.
     fn get_many(&self, keys: &[Bytes]) -> Result<Vec<Option<Bytes>>, StorageError>;
@@ -156,6 +160,18 @@ impl Kind {
 }
 
 impl Kind {
+    /// Makes a database at `path`, where there is none, to be filled with [`Engine::write_unpublished`] for the most part.
+    pub fn create_to_fill(
+        self,
+        path: &Path,
+        cache_bytes: u64,
+    ) -> Result<Arc<dyn Engine>, StorageError> {
+        match self {
+            Kind::Redb => Ok(Arc::new(redb::Redb::create_to_fill(path, cache_bytes)?)),
+            Kind::Sled => self.open(path, cache_bytes),
+        }
+    }
+
     /// Opens the database at `path` for reading everything once: its checksums are compared, and it is not changed (sled needs
     /// room for a copy where temporary files go).
     pub fn open_unchanged(

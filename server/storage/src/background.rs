@@ -1,4 +1,4 @@
-//! Work that nobody waits for, on a thread that leaves the cores to those that somebody waits for.
+//! Work that no client waits for, on a thread that leaves the cores to those that one waits for.
 //!
 //! Promises: the thread's priority is lower by a fixed step than its maker's, whatever that is, and only that thread's. It may hold locks
 //! that others of its kind or the committer wait for. A lock that requests wait for must not be taken here: it would be held for as long as
@@ -9,23 +9,39 @@ use std::thread;
 
 use parking_lot::Mutex;
 
-/// Steps of nice: about a tenth of a thread's share of a core.
-const NICER_BY: i32 = 10;
+/// How much of a core is left to the work when others want it too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// About a third of a thread's share: a member waits for it.
+    Low,
+    /// About a tenth.
+    Lowest,
+}
+
+impl Priority {
+    /// Steps of nice.
+    const fn nicer_by(self) -> i32 {
+        match self {
+            Priority::Low => 5,
+            Priority::Lowest => 10,
+        }
+    }
+}
 
 /// Makes the calling thread such a one, for as long as it lives.
-pub fn become_nicer() {
+pub fn become_nicer(priority: Priority) {
     // Of the calling thread alone, on Linux. Without it the work is only more noticed.
-    rustix::process::nice(NICER_BY).ok();
+    rustix::process::nice(priority.nicer_by()).ok();
 }
 
 /// Runs `work` there and waits for it. When there is no thread to be had, it is done here.
-pub(crate) fn run<T: Send>(name: &str, work: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn run<T: Send>(name: &str, priority: Priority, work: impl FnOnce() -> T + Send) -> T {
     let work = Mutex::new(Some(work));
     let take = || work.lock().take().expect("one of two places takes it");
     thread::scope(|scope| {
         let named = thread::Builder::new().name(name.to_owned());
         let spawned = named.spawn_scoped(scope, || {
-            become_nicer();
+            become_nicer(priority);
             take()()
         });
         match spawned {
@@ -41,16 +57,20 @@ mod tests {
     use rustix::process::getpriority_process;
 
     #[test]
-    fn the_work_is_nicer_and_nobody_else_is() {
+    fn the_priority_nicer_and_nobody_else_is() {
         let before = getpriority_process(None).unwrap();
-        let during = run("background", || getpriority_process(None).unwrap());
-        assert_eq!(during, (before + NICER_BY).min(19));
-        assert_eq!(getpriority_process(None).unwrap(), before);
+        for (priority, by) in [(Priority::Lowest, 10), (Priority::Low, 5)] {
+            let during = run("background", priority, || {
+                getpriority_process(None).unwrap()
+            });
+            assert_eq!(during, (before + by).min(19));
+            assert_eq!(getpriority_process(None).unwrap(), before);
+        }
     }
 
     #[test]
     #[should_panic(expected = "as it was")]
     fn a_panic_is_handed_on() {
-        run("background", || panic!("as it was"));
+        run("background", Priority::Lowest, || panic!("as it was"));
     }
 }

@@ -89,6 +89,21 @@ fn random_batches_match_a_map(kind: Kind) {
     let mut model: BTreeMap<Bytes, Bytes> = BTreeMap::new();
     for round in 0..150 {
         let mut batch = Batch::default();
+        // Records come so: many, ascending, none of them there before. Here some are.
+        if rng.random_ratio(1, 3) {
+            let first = rng.random_range(0..400);
+            let step = rng.random_range(1..4);
+            for key in (first..first + rng.random_range(1..200)).step_by(step) {
+                let key = Bytes::from(format!("k{key:03}"));
+                if rng.random_ratio(1, 20) || (model.contains_key(&key) && rng.random_ratio(9, 10))
+                {
+                    continue;
+                }
+                let value = Bytes::from(vec![round as u8; rng.random_range(0..2_000)]);
+                batch.put(key.clone(), value.clone());
+                model.insert(key, value);
+            }
+        }
         for _ in 0..rng.random_range(0..30) {
             let key = Bytes::from(format!("k{:03}", rng.random_range(0..400)));
             if rng.random_ratio(1, 3) {
@@ -102,10 +117,10 @@ fn random_batches_match_a_map(kind: Kind) {
                 model.insert(key, value.into());
             }
         }
-        if rng.random() {
-            engine.write(&batch).unwrap();
-        } else {
-            engine.write_lazily(&batch).unwrap();
+        match rng.random_range(0..3) {
+            0 => engine.write(&batch).unwrap(),
+            1 => engine.write_lazily(&batch).unwrap(),
+            _ => engine.write_unpublished(&batch).unwrap(),
         }
         if rng.random_ratio(1, 15) {
             drop(engine);

@@ -327,6 +327,57 @@ fn a_bump_compacts_everything_before_it_and_keeps_the_keys(kind: Kind) {
     assert_eq!(status(&path).unwrap().revision, report.revision + 1);
 }
 
+/// A key with its create and mod revisions and its version.
+type Told = (Bytes, i64, i64, i64);
+
+/// What the index says: what every revision sees, without reading values, and how many bytes are live.
+fn told_by_index(store: &Store) -> (u64, Vec<Vec<Told>>) {
+    let view = store.view();
+    let revisions = view.compact_revision().max(1)..=view.revision();
+    let seen = revisions.step_by(97).map(|revision| {
+        let options = RangeOptions {
+            revision,
+            keys_only: true,
+            ..RangeOptions::default()
+        };
+        let kvs = view.range(&[0], &[0], &options).unwrap().kvs.into_iter();
+        kvs.map(|kv| (kv.key, kv.create_revision, kv.mod_revision, kv.version))
+            .collect()
+    });
+    (store.sizes().in_use, seen.collect())
+}
+
+/// The first open takes the index from the file beside the database, the second from the records. A file that is torn, or is of the
+/// database before the last write, is passed over.
+fn a_filled_database_opens_the_same_by_its_index_file_and_without(kind: Kind) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(kind, &dir.path().join("a"));
+    fill(&store);
+    let path = dir.path().join("snapshot.db");
+    save(&store, &path, 1 << 20);
+    let expected = told_by_index(&store);
+    assert!(expected.1.len() > 10 && expected.1.iter().all(|seen| seen.len() > 100));
+    let to = dir.path().join("b");
+    let index = to.join("000001.index");
+    restore(&BoltFile::open(&path).unwrap(), &to, &options(kind, 0)).unwrap();
+    let whole = fs::read(&index).unwrap();
+    let by_file = told_by_index(&open(kind, &to));
+    assert_eq!(by_file.1, expected.1);
+    assert!(!index.exists());
+    fs::write(&index, &whole[..whole.len() / 2]).unwrap();
+    let torn = open(kind, &to);
+    assert_eq!(told_by_index(&torn), by_file);
+    Log::new(&torn).put("one more", b"x", 0);
+    torn.close().unwrap();
+    fs::write(&index, &whole).unwrap();
+    let late = open(kind, &to);
+    let one_more = late
+        .view()
+        .range(b"one more", b"", &RangeOptions::default());
+    assert_eq!(one_more.unwrap().count, 1);
+    assert!(!index.exists());
+}
+
 fn a_bump_beyond_the_last_revision_is_refused(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
     let store = open(kind, &dir.path().join("a"));
@@ -490,6 +541,7 @@ fn takes_the_databases_place(kind: Kind, chunk_bytes: usize, comes: Comes) {
     let (received, options) = arrived(&leader, &store, dir.path(), chunk_bytes, comes);
     store.install(received, &options).unwrap();
     assert!(!dir.path().join("snapshot.received").exists());
+    assert!(behind.join("000002.index").exists());
     // What is in memory is of the past, and makes no database any more.
     assert!(store.defragment(Pace::Background).is_err());
     assert_eq!(store.view().revision(), 2);
@@ -606,6 +658,7 @@ on_each_engine!(
     a_snapshot_begun_while_a_compaction_waits_is_whole,
     a_store_closes_while_a_snapshot_holds_up_a_compaction,
     a_bump_compacts_everything_before_it_and_keeps_the_keys,
+    a_filled_database_opens_the_same_by_its_index_file_and_without,
     a_bump_beyond_the_last_revision_is_refused,
     a_directory_with_a_database_is_not_restored_into,
     an_empty_store_has_a_snapshot_too,

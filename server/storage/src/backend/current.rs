@@ -3,6 +3,7 @@
 //!     db/CURRENT            the name of the live database, "000001.redb\n"; the ending names the engine
 //!     db/000001.redb        the live database: a file, or a directory (sled)
 //!     db/000002.sled.new    one being made: by the first open, or by a defragmentation
+//!     db/000001.index       what its first open saves time by (mvcc/index_file.rs), or nothing
 //!
 //! To publish: the new database is complete and synced, then CURRENT is replaced (write aside, sync, rename, sync the directory):
 //! that is the moment it counts. Only then does it lose the ending `.new`. So at open
@@ -10,6 +11,7 @@
 //!     CURRENT names X, X.new exists  -> published, not yet renamed: rename it
 //!     a `.new` nobody names          -> a crash before publishing: removed
 //!     another database               -> the predecessor, whose removal a crash cut short: removed
+//!     an index of another database   -> a crash before publishing: removed
 //!     a database but no CURRENT      -> somebody removed CURRENT: refused, never taken for an empty store
 //!
 //! An engine that is open while its database is renamed or removed goes on with what it has open; none looks a name up later.
@@ -29,6 +31,9 @@ const CURRENT: &str = "CURRENT";
 const CURRENT_ASIDE: &str = "CURRENT.new";
 /// What a database is called besides until it is published. An open removes those that a crash left.
 pub const UNPUBLISHED: &str = ".new";
+
+/// The extension of the file with a new database's index.
+pub const INDEX: &str = "index";
 
 /// A database's engine and number. Numbers grow, whatever the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +106,7 @@ pub fn recover(dir: &Path) -> Result<Found, StorageError> {
     };
     let Some(named) = named else {
         for file in names(dir)? {
-            if file.ends_with(UNPUBLISHED) {
+            if file.ends_with(UNPUBLISHED) || is_index(&file) {
                 remove(&dir.join(&file))?;
             } else if is_database(&file) {
                 return Err(StorageError::Refused {
@@ -129,8 +134,14 @@ pub fn recover(dir: &Path) -> Result<Found, StorageError> {
             ),
         });
     }
+    let index = Path::new(&named).with_extension(INDEX);
     for file in names(dir)? {
-        if file != named && (file.ends_with(UNPUBLISHED) || is_database(&file)) {
+        let is_left = if is_index(&file) {
+            Path::new(&file) != index
+        } else {
+            file != named && (file.ends_with(UNPUBLISHED) || is_database(&file))
+        };
+        if is_left {
             tracing::info!(file, "removing what an interrupted change of database left");
             remove(&dir.join(&file))?;
         }
@@ -209,6 +220,10 @@ fn is_database(file: &str) -> bool {
         .is_some()
 }
 
+fn is_index(file: &str) -> bool {
+    Path::new(file).extension().is_some_and(|e| e == INDEX)
+}
+
 fn names(dir: &Path) -> Result<Vec<String>, StorageError> {
     let fail = |e| StorageError::io("list", dir, e);
     let mut names = Vec::new();
@@ -284,7 +299,7 @@ mod tests {
     fn a_crash_at_any_step_leaves_the_old_or_the_new_database_and_no_orphan() {
         everywhere(|text, [one, two]| {
             // What is there when it crashes, what is live afterwards.
-            let cases: [(&[&str], &str, Found); 5] = [
+            let cases: [(&[&str], &str, Found); 7] = [
                 (&["ONE.new"], "", Found::Nothing),
                 (&["ONE.new"], "ONE\n", Found::Database(one)),
                 (&["ONE", "TWO.new"], "ONE\n", Found::Database(one)),
@@ -294,6 +309,12 @@ mod tests {
                     Found::Database(two),
                 ),
                 (&["ONE", "TWO"], "TWO\n", Found::Database(two)),
+                (&["ONE.new", "000001.index"], "", Found::Nothing),
+                (
+                    &["ONE", "TWO.new", "000002.index", "000003.index.new"],
+                    "ONE\n",
+                    Found::Database(one),
+                ),
             ];
             for (files, current, expected) in cases {
                 let dir = tempfile::tempdir().unwrap();

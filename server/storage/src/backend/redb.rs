@@ -6,7 +6,7 @@
 //!
 //! Promises: each batch is one transaction, with immediate durability unless it is written lazily, the tally inside; `quick_repair` keeps the open after a crash
 //! short (its allocator state is saved with each commit) and makes the commit two-phase, so that a torn
-//! commit is never taken for a whole one. What redb lacks is made up for here:
+//! commit is never taken for a whole one (a database that is not published yet does without). What redb lacks is made up for here:
 //!
 //! - It checks its pages' sums only when it repairs a file, never when it reads: each value has a sum of its own, and whoever reads all
 //!   pairs compares them with the tally. So a bit that turned over in a value or a key is found when that is read, one in redb's own
@@ -21,16 +21,20 @@
 )]
 
 use std::fmt::Display;
+use std::fs::File;
+use std::ops::Bound;
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use crc32c::{crc32c, crc32c_append};
 use parking_lot::Mutex;
-use redb::{Database, Durability, ReadableDatabase, TableDefinition};
+use redb::{CursorError, Database, Durability, ReadableDatabase, Table as Tree, TableDefinition};
 
+use self::filling::Filling;
 use super::overlay::Overlay;
 use super::tally::Digest;
 use super::{Batch, Engine, EngineSize, OWN_PREFIX, Pairs, Tally};
@@ -44,6 +48,20 @@ const TALLY_KEY: [u8; 2] = [OWN_PREFIX, b't'];
 /// Of the sum behind each value.
 const SEAL_BYTES: usize = 4;
 
+/// Puts in a row whose keys ascend go in by a cursor, which fills pages and changes those above them once. For fewer, the search for each is cheaper.
+const RUN_MIN: usize = 8;
+
+/// What a commit promises.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Commit {
+    /// It is on the disk, and the open after a crash is short.
+    Synced,
+    /// Nothing yet.
+    Lazy,
+    /// Nothing, not even that the database is sound after a crash.
+    Unpublished,
+}
+
 /// `st_blocks` counts these, whatever the file system's block is.
 const STAT_BLOCK_BYTES: u64 = 512;
 /// What redb keeps for itself: a file that holds next to nothing grows to about this within a few commits (header, two roots, what it
@@ -55,8 +73,10 @@ const PAGE_BYTES: u64 = 4096;
 
 pub(super) struct Redb {
     path: PathBuf,
-    file: std::fs::File,
+    file: File,
     database: Database,
+    /// Of one that is being filled: whether what is synced now is relied on.
+    relies: Option<Arc<AtomicBool>>,
     /// As of the last batch.
     tally: Mutex<Tally>,
     /// Why nothing is answered any more.
@@ -88,11 +108,12 @@ impl Redb {
             .map_err(|reason| fail(&reason))?
             .map_err(|e| fail(&e))?;
         // A second handle for the size alone: it goes on to name our file after a rename.
-        let file = std::fs::File::open(path).map_err(|e| StorageError::io("open", path, e))?;
+        let file = File::open(path).map_err(|e| StorageError::io("open", path, e))?;
         let mut engine = Self {
             path: path.to_owned(),
             file,
             database,
+            relies: None,
             tally: Mutex::default(),
             broken: OnceLock::new(),
         };
@@ -101,6 +122,28 @@ impl Redb {
         }
         engine.write(&Batch::default())?; // the table, and the tally, so that no database is without
         Ok(engine)
+    }
+
+    /// Makes a database that counts for nothing before the last write.
+    pub(super) fn create_to_fill(path: &Path, cache_bytes: u64) -> Result<Self, StorageError> {
+        let io = |e| StorageError::io("create", path, e);
+        let relies = Arc::new(AtomicBool::new(true));
+        let filling = Filling::create(path, Arc::clone(&relies)).map_err(io)?;
+        let created = Database::builder()
+            .set_cache_size(usize::try_from(cache_bytes).unwrap_or(usize::MAX))
+            .create_with_backend(filling);
+        Ok(Self {
+            path: path.to_owned(),
+            file: File::open(path).map_err(io)?,
+            database: created.map_err(|e| StorageError::Engine {
+                op: "create",
+                path: path.to_owned(),
+                detail: e.to_string(),
+            })?,
+            relies: Some(relies),
+            tally: Mutex::default(),
+            broken: OnceLock::new(),
+        })
     }
 
     /// Checks every page's checksum, and repairs in memory what an unclean end left.
@@ -126,8 +169,9 @@ impl Redb {
             .map_err(|e| fail(&e))?;
         let mut engine = Self {
             path: path.to_owned(),
-            file: std::fs::File::open(path).map_err(io)?,
+            file: File::open(path).map_err(io)?,
             database,
+            relies: None,
             tally: Mutex::default(),
             broken: OnceLock::new(),
         };
@@ -185,43 +229,72 @@ impl Redb {
     fn write_batch(
         &self,
         batch: &Batch,
-        durability: Durability,
+        commit: Commit,
         tally: &mut Tally,
     ) -> Result<(), StorageError> {
         let fail = |error: &dyn Display| self.error("write", error);
+        if batch.ops.iter().any(|(key, _)| !is_of_store(key)) {
+            return Err(fail(&"a key lies outside of what is the store's"));
+        }
         let mut txn = self.database.begin_write().map_err(|e| fail(&e))?;
-        txn.set_durability(durability).map_err(|e| fail(&e))?;
-        txn.set_quick_repair(true);
+        txn.set_durability(match commit {
+            Commit::Synced | Commit::Unpublished => Durability::Immediate,
+            Commit::Lazy => Durability::None,
+        })
+        .map_err(|e| fail(&e))?;
+        txn.set_quick_repair(commit != Commit::Unpublished);
         {
-            let mut table = txn.open_table(TABLE).map_err(|e| fail(&e))?;
-            let mut sealed = Vec::new();
-            for (key, value) in &batch.ops {
-                if key.first().is_none_or(|first| *first == OWN_PREFIX) {
-                    return Err(fail(&"a key lies outside of what is the store's"));
-                }
-                let old = match value {
-                    Some(value) => {
-                        seal(key, value, &mut sealed);
-                        tally.add(key, Digest::of(value));
-                        table.insert(&key[..], &sealed[..])
-                    }
-                    None => table.remove(&key[..]),
+            let mut tree = txn.open_table(TABLE).map_err(|e| fail(&e))?;
+            let mut left = &batch.ops[..];
+            while !left.is_empty() {
+                let (run, after) = left.split_at(run_len(left));
+                let appended = if run.len() < RUN_MIN {
+                    0
+                } else {
+                    append(&mut tree, run, tally).map_err(|e| fail(&e))?
                 };
-                if let Some(old) = old.map_err(|e| fail(&e))? {
-                    tally.remove(key, Digest::of(self.open_seal(key, old.value())?));
-                }
+                self.change(&mut tree, &run[appended..], tally)?;
+                left = after;
             }
+            let mut sealed = Vec::new();
             seal(&TALLY_KEY, &tally.to_bytes(), &mut sealed);
-            let put = table.insert(&TALLY_KEY[..], &sealed[..]);
+            let put = tree.insert(&TALLY_KEY[..], &sealed[..]);
             put.map(drop).map_err(|e| fail(&e))?;
         }
         txn.commit().map_err(|e| self.error("commit", &e))
     }
 
-    fn write_with(&self, batch: &Batch, durability: Durability) -> Result<(), StorageError> {
+    /// One by one, whatever is there.
+    fn change(
+        &self,
+        tree: &mut Tree<'_, &[u8], &[u8]>,
+        ops: &[(Bytes, Option<Bytes>)],
+        tally: &mut Tally,
+    ) -> Result<(), StorageError> {
+        let mut sealed = Vec::new();
+        for (key, value) in ops {
+            let old = match value {
+                Some(value) => {
+                    seal(key, value, &mut sealed);
+                    tally.add(key, Digest::of(value));
+                    tree.insert(&key[..], &sealed[..])
+                }
+                None => tree.remove(&key[..]),
+            };
+            if let Some(old) = old.map_err(|e| self.error("write", &e))? {
+                tally.remove(key, Digest::of(self.open_seal(key, old.value())?));
+            }
+        }
+        Ok(())
+    }
+
+    fn write_with(&self, batch: &Batch, commit: Commit) -> Result<(), StorageError> {
         let mut tally = self.tally.lock();
         let mut after = *tally;
-        self.run("write", || self.write_batch(batch, durability, &mut after))?;
+        if let Some(relies) = &self.relies {
+            relies.store(commit != Commit::Unpublished, Ordering::Release);
+        }
+        self.run("write", || self.write_batch(batch, commit, &mut after))?;
         *tally = after;
         Ok(())
     }
@@ -292,11 +365,15 @@ impl redb::StorageBackend for Overlay {
 
 impl Engine for Redb {
     fn write(&self, batch: &Batch) -> Result<(), StorageError> {
-        self.write_with(batch, Durability::Immediate)
+        self.write_with(batch, Commit::Synced)
     }
 
     fn write_lazily(&self, batch: &Batch) -> Result<(), StorageError> {
-        self.write_with(batch, Durability::None)
+        self.write_with(batch, Commit::Lazy)
+    }
+
+    fn write_unpublished(&self, batch: &Batch) -> Result<(), StorageError> {
+        self.write_with(batch, Commit::Unpublished)
     }
 
     fn get(&self, key: &[u8]) -> Result<Option<Bytes>, StorageError> {
@@ -347,6 +424,43 @@ impl Engine for Redb {
     }
 }
 
+fn is_of_store(key: &[u8]) -> bool {
+    key.first().is_some_and(|first| *first != OWN_PREFIX)
+}
+
+/// How many of the first ones are puts whose keys ascend; 1 for anything else.
+fn run_len(ops: &[(Bytes, Option<Bytes>)]) -> usize {
+    let follows = |pair: &&[(Bytes, Option<Bytes>)]| match pair {
+        [(before, Some(_)), (key, Some(_))] => before < key,
+        _ => false,
+    };
+    1 + ops.windows(2).take_while(follows).count()
+}
+
+/// Puts a run between two keys of the tree. Answers how many had room there: where one is there already, it ends.
+fn append(
+    tree: &mut Tree<'_, &[u8], &[u8]>,
+    run: &[(Bytes, Option<Bytes>)],
+    tally: &mut Tally,
+) -> Result<usize, redb::Error> {
+    let first = run.first().map_or(&[][..], |(key, _)| key);
+    let mut cursor = tree.lower_bound_mut(Bound::Included(first))?;
+    let mut sealed = Vec::new();
+    let mut appended = 0;
+    for (key, value) in run {
+        let Some(value) = value else { break };
+        seal(key, value, &mut sealed);
+        match cursor.insert_before(&key[..], &sealed[..]) {
+            Ok(()) => tally.add(key, Digest::of(value)),
+            Err(CursorError::UnorderedKey) => break,
+            Err(error) => return Err(error.into()),
+        }
+        appended += 1;
+    }
+    cursor.close()?;
+    Ok(appended)
+}
+
 fn seal_of(key: &[u8], value: &[u8]) -> [u8; SEAL_BYTES] {
     crc32c_append(crc32c(key), value).to_le_bytes()
 }
@@ -370,5 +484,6 @@ fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     })
 }
 
+mod filling;
 #[cfg(test)]
 mod tests;

@@ -89,34 +89,47 @@ impl Arriving {
     }
 
     /// Takes the next bytes: pages of the bucket of records, maybe a few of the root bucket.
-    pub fn take_records(&mut self, bytes: &[u8], each: Each<'_>) -> Result<(), StorageError> {
-        self.begun.extend_from_slice(bytes);
-        while let Some(bytes) = self.whole_page()? {
+    pub fn take_records(&mut self, bytes: &Bytes, each: Each<'_>) -> Result<(), StorageError> {
+        let mut bytes = bytes.clone();
+        while !bytes.is_empty() {
+            // A page with its overflow pages rarely comes in two parts: only such a one is copied.
+            let page = if self.begun.is_empty() {
+                match self.whole_page(&bytes)? {
+                    Some(len) => bytes.split_to(len),
+                    None => break,
+                }
+            } else {
+                let missing = PAGE_SIZE - self.begun.len() % PAGE_SIZE;
+                let part = bytes.split_to(missing.min(bytes.len()));
+                self.begun.extend_from_slice(&part);
+                match self.whole_page(&self.begun)? {
+                    Some(len) => self.begun.split_to(len).freeze(),
+                    None => continue,
+                }
+            };
             let id = self.at / PAGE_SIZE as u64;
-            let len = bytes.len() as u64;
-            let is_leaf = u64_at(&bytes, 0) == id && u16_at(&bytes, 8) == FLAG_LEAF;
-            if !(is_leaf && self.hand_on(id, bytes.clone(), each)?) {
-                self.write(&bytes, self.at)?;
+            let len = page.len() as u64;
+            let is_leaf = u64_at(&page, 0) == id && u16_at(&page, 8) == FLAG_LEAF;
+            if !(is_leaf && self.hand_on(id, page.clone(), each)?) {
+                self.write(&page, self.at)?;
             }
             self.at += len;
         }
+        self.begun.extend_from_slice(&bytes);
         Ok(())
     }
 
-    /// The next page with its overflow pages, once all of it has come.
-    fn whole_page(&mut self) -> Result<Option<Bytes>, StorageError> {
-        if self.begun.len() < PAGE_SIZE {
+    /// The length of the page that `bytes` begin with, with its overflow pages, if they are all there.
+    fn whole_page(&self, bytes: &[u8]) -> Result<Option<usize>, StorageError> {
+        if bytes.len() < PAGE_SIZE {
             return Ok(None);
         }
-        let further = u32_at(&self.begun, 12) as usize;
+        let further = u32_at(bytes, 12) as usize;
         if further > OVERFLOW_MAX || !self.at.is_multiple_of(PAGE_SIZE as u64) {
             return Err(self.damaged(format!("a page of records with {further} overflow pages")));
         }
         let len = (further + 1) * PAGE_SIZE;
-        if self.begun.len() < len {
-            return Ok(None);
-        }
-        Ok(Some(self.begun.split_to(len).freeze()))
+        Ok((bytes.len() >= len).then_some(len))
     }
 
     /// False for a leaf of buckets, which the root bucket may have among them.

@@ -21,7 +21,7 @@ use bytes::Bytes;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::backend::Batch;
-use crate::background;
+use crate::background::{self, Priority};
 use crate::error::StorageError;
 use crate::mvcc::hash::{Hasher, StoredHash};
 use crate::mvcc::read::RecordScan;
@@ -245,7 +245,9 @@ impl Shared {
         self.committer
             .observer()
             .index_compacted(index_started.elapsed());
-        let records = background::run("compaction", || self.compact_records(job, garbage));
+        let records = background::run("compaction", Priority::Lowest, || {
+            self.compact_records(job, garbage)
+        });
         let Some((hash, deleted)) = records? else {
             return Ok(false);
         };

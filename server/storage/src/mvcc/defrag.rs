@@ -24,7 +24,7 @@ use bytes::Bytes;
 
 use crate::backend::current::{self, Name};
 use crate::backend::{Batch, Engine, Kind, OWN_PREFIX};
-use crate::background;
+use crate::background::{self, Priority};
 use crate::committer::Follow;
 use crate::error::StorageError;
 use crate::mvcc::read::record_key;
@@ -149,7 +149,7 @@ impl Shared {
             self.copy(&*old, &*fresh, rest, chunk_bytes, pace)
         };
         match pace {
-            Pace::Background => background::run("defragment", copy),
+            Pace::Background => background::run("defragment", Priority::Lowest, copy),
             Pace::Urgent => copy(),
         }?;
         // From here on with the priority of those who write, or it would never catch up with them while they have the cores.

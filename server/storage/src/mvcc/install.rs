@@ -23,6 +23,7 @@ use crate::bolt::etcd::{self, meta_key};
 use crate::bolt::{Arriving, BoltFile, Value};
 use crate::committer::encode_position;
 use crate::error::StorageError;
+use crate::mvcc::index_file;
 use crate::mvcc::pages::Pages;
 use crate::mvcc::restore::{self, Filler, SMALL_BATCH_BYTES};
 use crate::mvcc::store::Store;
@@ -113,6 +114,7 @@ impl Store {
         let unpublished = next.unpublished_path(dir);
         std::fs::rename(&received.database, &unpublished)
             .map_err(|e| StorageError::io("rename", &unpublished, e))?;
+        index_file::rename(&received.database, &next.path(dir))?;
         if let Err(error) = current::publish(dir, next) {
             if let Err(error) = current::remove_database(dir, next) {
                 tracing::warn!(%error, "an unfinished database of a snapshot stays until the next start");
@@ -161,7 +163,8 @@ impl Drop for Receiving {
     fn drop(&mut self) {
         // Closed before it is removed.
         self.parts = None;
-        for path in [&self.file, &self.database] {
+        let index = index_file::path_of(&self.database);
+        for path in [&self.file, &self.database, &index] {
             if let Err(error) = current::remove(path) {
                 tracing::warn!(%error, "what is left of a snapshot stays until the next start");
             }

@@ -11,6 +11,7 @@ mod defrag;
 mod hash;
 pub mod history;
 mod hold;
+mod index_file;
 mod install;
 pub mod key_index;
 mod pages;

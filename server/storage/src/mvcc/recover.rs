@@ -14,19 +14,17 @@ use std::thread::JoinHandle;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use prost::Message;
-
-use ballast_api::mvccpb::KeyValue;
 
 use crate::LogPosition;
 use crate::backend::current::{self, Name};
 use crate::backend::{Batch, Engine, Pairs, Tally};
+use crate::background::{self, Priority};
 use crate::committer::{Committer, Limits, decode_position};
 use crate::error::StorageError;
 use crate::mvcc::compact::{CompactJob, CompactQueue};
 use crate::mvcc::hash::StoredHashes;
-use crate::mvcc::key_index::{KeyIndex, Record};
-use crate::mvcc::revision::Revision;
+use crate::mvcc::index_file::{self, Entry};
+use crate::mvcc::key_index::KeyIndex;
 use crate::mvcc::store::{Picture, Shared, Store, StoreOptions};
 use crate::mvcc::tree::Tree;
 use crate::mvcc::values::Values;
@@ -51,13 +49,18 @@ impl Store {
         let started = crate::clock::now();
         let (database, engine) = open_engine(&options)?;
         let found = Recovered::read(&*engine, &options.dir)?;
-        let mut index = rebuild(&engine, &options.dir)?;
-        check_tally(
-            &*engine,
-            &database.path(&options.dir),
-            found.tally,
-            index.tally,
-        )?;
+        let path = database.path(&options.dir);
+        let kept = index_file::path_of(&path);
+        let by_file = from_file(&*engine, &kept, found.tally)?;
+        let mut index = if let Some(index) = by_file {
+            index
+        } else {
+            let index = rebuild(&engine, &options.dir)?;
+            check_tally(&*engine, &path, found.tally, index.tally)?;
+            index
+        };
+        // From the first write on it would be of the past.
+        current::remove(&kept)?;
         index.live_bytes += found
             .small
             .iter()
@@ -278,6 +281,29 @@ struct Rebuilt {
     tally: Tally,
 }
 
+/// The index of a database that was filled and not opened since. What it was filled with was read a moment ago, and the next open reads all of it.
+fn from_file(
+    engine: &dyn Engine,
+    path: &Path,
+    small: Tally,
+) -> Result<Option<Rebuilt>, StorageError> {
+    let Some(written) = engine.tally()? else {
+        return Ok(None);
+    };
+    let mut out = Rebuilt::default();
+    let mut read = small;
+    // On a machine of several members the others serve meanwhile.
+    let is_whole = background::run("index", Priority::Low, || {
+        index_file::read(path, written, &mut |entry| {
+            read.pairs += 1;
+            read.bytes += entry.live_bytes().cast_unsigned();
+            out.add(entry);
+        })
+    });
+    let is_all = (read.pairs, read.bytes) == (written.pairs, written.bytes);
+    Ok((is_whole && is_all).then_some(out))
+}
+
 /// Chunks of records read ahead of building the index.
 const READ_AHEAD_CHUNKS: usize = 4;
 
@@ -290,12 +316,13 @@ fn rebuild(engine: &Arc<dyn Engine>, dir: &Path) -> Result<Rebuilt, StorageError
             let (pairs, tally) = chunk?;
             out.tally = out.tally.with(tally);
             for (key, value) in pairs {
-                out.add(&key, value)
-                    .map_err(|what| StorageError::DamagedRecord {
-                        path: dir.to_owned(),
-                        record: schema::name_of(&key),
-                        what,
-                    })?;
+                let entry = Entry::of(&key[1..], value);
+                let entry = entry.map_err(|what| StorageError::DamagedRecord {
+                    path: dir.to_owned(),
+                    record: schema::name_of(&key),
+                    what,
+                })?;
+                out.add(&entry);
             }
         }
         Ok(out)
@@ -333,42 +360,12 @@ fn read_records(
 }
 
 impl Rebuilt {
-    /// Adds a record, or says what is wrong with it.
-    fn add(&mut self, key: &Bytes, value: Bytes) -> Result<(), String> {
-        let (revision, tombstone) =
-            Revision::from_bytes(&key[1..]).ok_or("its key is no revision")?;
-        self.live_bytes += (key.len() + value.len()) as i64;
-        self.revision = revision.main;
-        let bytes = value.len() as u32;
-        let kv = KeyValue::decode(value).map_err(|e| e.to_string())?;
-        // A restore that bumps the revision leaves an empty record there, which etcd takes for a put of the empty key.
-        let is_bump = bytes == 0 && !tombstone;
-        if kv.key.is_empty() && !is_bump {
-            return Err("it has no key".to_owned());
-        }
-        if !is_bump && !tombstone && (kv.mod_revision != revision.main || kv.version < 1) {
-            let (revision, version) = (kv.mod_revision, kv.version);
-            return Err(format!(
-                "its value says revision {revision} version {version}"
-            ));
-        }
-        let sub = u32::try_from(revision.sub).map_err(|_| "its sub revision is too large")?;
-        let (create, version) = match (tombstone, is_bump) {
-            (true, _) => (0, 0),
-            (_, true) => (revision.main, 1),
-            _ => (kv.create_revision, kv.version),
-        };
-        let head = Record {
-            main: revision.main,
-            sub,
-            bytes,
-            create,
-            version,
-        };
-        self.tree.upsert(&kv.key, |old| match old {
-            Some(old) => old.with(head, kv.lease),
-            None => KeyIndex::new(head, kv.lease),
+    fn add(&mut self, entry: &Entry) {
+        self.live_bytes += entry.live_bytes();
+        self.revision = entry.head.main;
+        self.tree.upsert(&entry.key, |old| match old {
+            Some(old) => old.with(entry.head, entry.lease),
+            None => KeyIndex::new(entry.head, entry.lease),
         });
-        Ok(())
     }
 }

@@ -15,7 +15,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ballast_api::etcdserverpb::Member;
-use ballast_api::mvccpb::KeyValue;
 use bytes::Bytes;
 use prost::Message;
 
@@ -24,6 +23,7 @@ use crate::backend::{Batch, Engine, Kind};
 use crate::bolt::etcd::{self, MetaEntry};
 use crate::bolt::{BoltFile, Bucket, Handed, Value, check};
 use crate::error::StorageError;
+use crate::mvcc::index_file::{self, Entry, IndexWriter};
 use crate::mvcc::recover::FORMAT_VERSION;
 use crate::mvcc::revision::Revision;
 use crate::schema::{Table, meta};
@@ -76,10 +76,12 @@ pub fn restore(
         });
     }
     let name = Name::first(options.engine);
-    let filler = Filler::open(name.kind, &name.unpublished_path(dir), BATCH_BYTES)?;
+    let database = name.unpublished_path(dir);
+    let filler = Filler::open(name.kind, &database, BATCH_BYTES)?;
     let mut restore = Restore::new(file, filler);
     restore.buckets()?;
     let report = restore.finish(options, Vec::new())?;
+    index_file::rename(&database, &name.path(dir))?;
     current::publish(dir, name)?;
     Ok(report)
 }
@@ -91,6 +93,7 @@ pub(super) struct Filler {
     batch: Batch,
     batch_bytes: usize,
     batch_bytes_max: usize,
+    index: IndexWriter,
     /// The last record.
     last: Revision,
     records: u64,
@@ -104,10 +107,11 @@ impl Filler {
         batch_bytes_max: usize,
     ) -> Result<Self, StorageError> {
         Ok(Self {
-            engine: kind.open(path, CACHE_BYTES)?,
+            engine: kind.create_to_fill(path, CACHE_BYTES)?,
             batch: Batch::default(),
             batch_bytes: 0,
             batch_bytes_max,
+            index: IndexWriter::new(index_file::path_of(path))?,
             last: Revision::default(),
             records: 0,
         })
@@ -117,7 +121,8 @@ impl Filler {
         self.batch_bytes += key.len() + value.len();
         self.batch.put(table.key(key), value);
         if self.batch_bytes >= self.batch_bytes_max {
-            self.engine.write(&std::mem::take(&mut self.batch))?;
+            let batch = std::mem::take(&mut self.batch);
+            self.engine.write_unpublished(&batch)?;
             self.batch_bytes = 0;
         }
         Ok(())
@@ -141,10 +146,20 @@ impl Filler {
         if self.records > 0 && revision <= self.last {
             return Err(damaged("it does not follow the one before it".to_owned()));
         }
-        KeyValue::decode(value.clone()).map_err(|error| damaged(error.to_string()))?;
+        let entry = Entry::of(key, value.clone()).map_err(damaged)?;
+        self.index.add(&entry)?;
         self.last = revision;
         self.records += 1;
         self.put(Table::Key, key, value)
+    }
+
+    /// Now it may be published.
+    fn finish(self) -> Result<(), StorageError> {
+        self.engine.write(&self.batch)?;
+        match self.engine.tally()? {
+            Some(tally) => self.index.finish(tally),
+            None => Ok(()),
+        }
     }
 }
 
@@ -310,6 +325,7 @@ impl<'a> Restore<'a> {
         options: &RestoreOptions,
         more: Vec<(&'static [u8], Bytes)>,
     ) -> Result<RestoreReport, StorageError> {
+        self.report.records = self.filler.records;
         // etcd's revision before the first write is 1; a compaction may have taken the last record (etcd#17780).
         let mut revision = self
             .filler
@@ -327,11 +343,8 @@ impl<'a> Restore<'a> {
                     why: format!("revision {revision} has no room for the bump"),
                 })?;
             // As etcdutl does, so that HashKV equals that of an etcd restored from the same file: an empty record.
-            self.put(
-                Table::Key,
-                &Revision::new(revision, 0).to_bytes(),
-                Bytes::new(),
-            )?;
+            let key = Bytes::copy_from_slice(&Revision::new(revision, 0).to_bytes());
+            self.filler.record(self.file.path(), &key, Bytes::new())?;
             self.scheduled = revision;
         }
         let be = |number: i64| Bytes::copy_from_slice(&number.to_be_bytes());
@@ -356,9 +369,8 @@ impl<'a> Restore<'a> {
         }
         let format = Bytes::copy_from_slice(&FORMAT_VERSION.to_le_bytes());
         self.put(Table::Meta, meta::FORMAT, format)?;
-        self.filler.engine.write(&self.filler.batch)?;
+        self.filler.finish()?;
         self.report.revision = revision;
-        self.report.records = self.filler.records;
         Ok(self.report)
     }
 }

@@ -19,7 +19,7 @@ use prost::Message;
 use sha2::{Digest, Sha256};
 
 use crate::LogPosition;
-use crate::background;
+use crate::background::{self, Priority};
 use crate::bolt::{Plan, Planner, WriteError, Writer, etcd};
 use crate::committer::PendingRecord;
 use crate::error::StorageError;
@@ -58,7 +58,9 @@ impl Store {
     ) -> Result<Option<SnapshotStream>, StorageError> {
         let shared = &self.shared;
         let pinned = Pinned::new(shared)?;
-        let planned = background::run("snapshot", || plan(shared, &pinned, wanted))?;
+        let planned = background::run("snapshot", Priority::Lowest, || {
+            plan(shared, &pinned, wanted)
+        })?;
         let Some(plan) = planned else {
             return Ok(None);
         };

@@ -1,0 +1,325 @@
+//! The index of a database that was just filled, in a file beside it, so that its first open need not read every value again.
+//!
+//!     db/000002.redb     filled, and not opened since
+//!     db/000002.index    what the index keeps of each of its records, in their order
+//!
+//!     | "BLSTIDX1" | tally of the database: 24 bytes | number of entries: u64 LE | CRC32C of what is before: u32 LE |
+//!     | bytes: u32 LE | their CRC32C: u32 LE | entries | ...
+//!     entry = main | sub | bytes of the value | create | version | lease | bytes of the key (varints each) | the key
+//!
+//! Promises: it only saves time. It is believed when all of it is as it was written and the database's tally is the one that it was left with;
+//! otherwise it is as if there were none. The open that finds it removes it. It is never synced.
+//!
+//! etcd: none; it reads all records at each start.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use ballast_api::mvccpb::KeyValue;
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use crc32c::crc32c;
+use prost::Message;
+use prost::encoding::{decode_varint, encode_varint};
+
+use crate::backend::Tally;
+use crate::backend::current::{INDEX, UNPUBLISHED};
+use crate::error::StorageError;
+use crate::mvcc::key_index::Record;
+use crate::mvcc::revision::{REVISION_BYTES, Revision};
+
+const MAGIC: [u8; 8] = *b"BLSTIDX1";
+const HEAD_BYTES: usize = MAGIC.len() + Tally::LEN + 8 + 4;
+/// Entries of about so many bytes have a sum of their own.
+const CHUNK_BYTES: usize = 64 << 10;
+/// A longer chunk was not written here: one entry has a key of a few megabytes at most.
+const CHUNK_BYTES_MAX: usize = 64 << 20;
+
+/// What the index keeps of a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub key: Bytes,
+    pub head: Record,
+    pub lease: i64,
+}
+
+impl Entry {
+    /// Of a record as it stands in the table of records, or what is wrong with it.
+    pub(super) fn of(key: &[u8], value: Bytes) -> Result<Self, String> {
+        let (revision, tombstone) = Revision::from_bytes(key).ok_or("its key is no revision")?;
+        let bytes = value.len() as u32;
+        let kv = KeyValue::decode(value).map_err(|e| e.to_string())?;
+        // A restore that bumps the revision leaves an empty record there, which etcd takes for a put of the empty key.
+        let is_bump = bytes == 0 && !tombstone;
+        if kv.key.is_empty() && !is_bump {
+            return Err("it has no key".to_owned());
+        }
+        if !is_bump && !tombstone && (kv.mod_revision != revision.main || kv.version < 1) {
+            let (revision, version) = (kv.mod_revision, kv.version);
+            return Err(format!(
+                "its value says revision {revision} version {version}"
+            ));
+        }
+        let sub = u32::try_from(revision.sub).map_err(|_| "its sub revision is too large")?;
+        let (create, version) = match (tombstone, is_bump) {
+            (true, _) => (0, 0),
+            (_, true) => (revision.main, 1),
+            _ => (kv.create_revision, kv.version),
+        };
+        Ok(Self {
+            key: kv.key,
+            head: Record {
+                main: revision.main,
+                sub,
+                bytes,
+                create,
+                version,
+            },
+            lease: kv.lease,
+        })
+    }
+
+    /// Of the record's key and value in the engine.
+    pub(super) fn live_bytes(&self) -> i64 {
+        let mark = usize::from(self.head.is_tombstone());
+        (1 + REVISION_BYTES + mark) as i64 + i64::from(self.head.bytes)
+    }
+
+    fn encode(&self, out: &mut BytesMut) {
+        let head = &self.head;
+        for number in [
+            head.main.cast_unsigned(),
+            head.sub.into(),
+            head.bytes.into(),
+            head.create.cast_unsigned(),
+            head.version.cast_unsigned(),
+            self.lease.cast_unsigned(),
+            self.key.len() as u64,
+        ] {
+            encode_varint(number, out);
+        }
+        out.put_slice(&self.key);
+    }
+
+    fn decode(from: &mut Bytes) -> Option<Self> {
+        let mut number = || decode_varint(from).ok();
+        let head = Record {
+            main: number()?.cast_signed(),
+            sub: number()?.try_into().ok()?,
+            bytes: number()?.try_into().ok()?,
+            create: number()?.cast_signed(),
+            version: number()?.cast_signed(),
+        };
+        let lease = number()?.cast_signed();
+        let len = usize::try_from(number()?).ok()?;
+        (len <= from.len()).then(|| Self {
+            key: from.split_to(len),
+            head,
+            lease,
+        })
+    }
+}
+
+/// The file of a database's path, or of the path of one that is not published yet.
+pub(super) fn path_of(database: &Path) -> PathBuf {
+    let mut path = database.to_owned();
+    let name = database.file_name().unwrap_or_default().to_string_lossy();
+    match name.strip_suffix(UNPUBLISHED) {
+        Some(name) => {
+            let index = Path::new(name).with_extension(INDEX);
+            path.set_file_name(format!("{}{UNPUBLISHED}", index.display()));
+        }
+        None => {
+            path.set_extension(INDEX);
+        }
+    }
+    path
+}
+
+/// With its database, which gets another name.
+pub(super) fn rename(from: &Path, to: &Path) -> Result<(), StorageError> {
+    let (from, to) = (path_of(from), path_of(to));
+    std::fs::rename(&from, &to).map_err(|e| StorageError::io("rename", &to, e))
+}
+
+/// Writes the file.
+#[derive(Debug)]
+pub(super) struct IndexWriter {
+    file: File,
+    path: PathBuf,
+    chunk: BytesMut,
+    entries: u64,
+}
+
+impl IndexWriter {
+    pub(super) fn new(path: PathBuf) -> Result<Self, StorageError> {
+        let failed = |e| StorageError::io("create", &path, e);
+        let mut file = File::create(&path).map_err(failed)?;
+        // Until `finish` it has no head that anybody believes.
+        file.write_all(&[0; HEAD_BYTES]).map_err(failed)?;
+        Ok(Self {
+            file,
+            path,
+            chunk: BytesMut::with_capacity(2 * CHUNK_BYTES),
+            entries: 0,
+        })
+    }
+
+    pub(super) fn add(&mut self, entry: &Entry) -> Result<(), StorageError> {
+        entry.encode(&mut self.chunk);
+        self.entries += 1;
+        if self.chunk.len() < CHUNK_BYTES {
+            return Ok(());
+        }
+        self.write_chunk()
+    }
+
+    fn write_chunk(&mut self) -> Result<(), StorageError> {
+        let mut head = [0; 8];
+        head[..4].copy_from_slice(&(self.chunk.len() as u32).to_le_bytes());
+        head[4..].copy_from_slice(&crc32c(&self.chunk).to_le_bytes());
+        let written = self
+            .file
+            .write_all(&head)
+            .and_then(|()| self.file.write_all(&self.chunk));
+        self.chunk.clear();
+        written.map_err(|e| StorageError::io("write", &self.path, e))
+    }
+
+    /// The database is complete, and its pairs sum up to `tally`.
+    pub(super) fn finish(mut self, tally: Tally) -> Result<(), StorageError> {
+        if !self.chunk.is_empty() {
+            self.write_chunk()?;
+        }
+        self.file
+            .write_all_at(&head(tally, self.entries), 0)
+            .map_err(|e| StorageError::io("write", &self.path, e))
+    }
+}
+
+fn head(tally: Tally, entries: u64) -> [u8; HEAD_BYTES] {
+    let mut head = Vec::with_capacity(HEAD_BYTES);
+    head.put_slice(&MAGIC);
+    head.put_slice(&tally.to_bytes());
+    head.put_u64_le(entries);
+    head.put_u32_le(crc32c(&head));
+    head.try_into().expect("the parts have these lengths")
+}
+
+/// Hands on all entries, if there is a file and it is of a database whose pairs sum up to `tally`. When it answers false, those that it handed on mean nothing.
+pub(super) fn read(path: &Path, tally: Tally, each: &mut dyn FnMut(&Entry)) -> bool {
+    let read = File::open(path).and_then(|mut file| read_from(&mut file, tally, each));
+    match read {
+        Ok(()) => true,
+        Err(error) if error.kind() == ErrorKind::NotFound => false,
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "an index file is of no use, all records are read");
+            false
+        }
+    }
+}
+
+fn read_from(file: &mut File, tally: Tally, each: &mut dyn FnMut(&Entry)) -> std::io::Result<()> {
+    let invalid = |why| std::io::Error::new(ErrorKind::InvalidData, why);
+    let mut first = [0; HEAD_BYTES];
+    file.read_exact(&mut first)?;
+    let mut entries = (&first[MAGIC.len() + Tally::LEN..]).get_u64_le();
+    if first != head(tally, entries) {
+        return Err(invalid("it is not of this database as it is"));
+    }
+    while entries > 0 {
+        let mut head = [0; 8];
+        file.read_exact(&mut head)?;
+        let (len, crc) = ((&head[..4]).get_u32_le(), (&head[4..]).get_u32_le());
+        if len as usize > CHUNK_BYTES_MAX {
+            return Err(invalid("a chunk is too long"));
+        }
+        let mut chunk = vec![0; len as usize];
+        file.read_exact(&mut chunk)?;
+        if crc32c(&chunk) != crc {
+            return Err(invalid("a checksum does not match"));
+        }
+        let mut chunk = Bytes::from(chunk);
+        while !chunk.is_empty() {
+            let entry = Entry::decode(&mut chunk).ok_or_else(|| invalid("an entry is cut"))?;
+            each(&entry);
+            entries = entries
+                .checked_sub(1)
+                .ok_or_else(|| invalid("it has too many entries"))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(main: i64, key: &str) -> Entry {
+        Entry {
+            key: key.to_owned().into(),
+            head: Record {
+                main,
+                sub: 3,
+                bytes: 70_000,
+                create: main - 1,
+                version: 2,
+            },
+            lease: -5,
+        }
+    }
+
+    fn written(path: &Path, tally: Tally) -> Vec<Entry> {
+        let mut writer = IndexWriter::new(path.to_owned()).unwrap();
+        let entries: Vec<_> = (1..5_000).map(|n| entry(n, &format!("key-{n}"))).collect();
+        for entry in &entries {
+            writer.add(entry).unwrap();
+        }
+        writer.finish(tally).unwrap();
+        entries
+    }
+
+    fn read_all(path: &Path, tally: Tally) -> Option<Vec<Entry>> {
+        let mut all = Vec::new();
+        read(path, tally, &mut |entry| all.push(entry.clone())).then_some(all)
+    }
+
+    #[test]
+    fn what_was_written_is_read_for_the_same_database_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("1.index");
+        let tally = Tally {
+            pairs: 7,
+            bytes: 8,
+            sum: 9,
+        };
+        let entries = written(&path, tally);
+        assert_eq!(read_all(&path, tally), Some(entries));
+        assert_eq!(read_all(&path, Tally { sum: 10, ..tally }), None);
+        assert_eq!(read_all(&dir.path().join("2.index"), tally), None);
+    }
+
+    #[test]
+    fn a_changed_byte_or_a_missing_end_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("1.index");
+        written(&path, Tally::default());
+        let whole = std::fs::read(&path).unwrap();
+        for at in (0..whole.len()).step_by(997) {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 1;
+            std::fs::write(&path, &flipped).unwrap();
+            assert_eq!(read_all(&path, Tally::default()), None, "byte {at}");
+            std::fs::write(&path, &whole[..at]).unwrap();
+            assert_eq!(read_all(&path, Tally::default()), None, "{at} bytes");
+        }
+    }
+
+    #[test]
+    fn its_name_is_the_databases() {
+        let name = |database: &str| path_of(Path::new(database)).display().to_string();
+        assert_eq!(name("db/000002.redb"), "db/000002.index");
+        assert_eq!(name("db/000002.sled.new"), "db/000002.index.new");
+    }
+}
