@@ -303,8 +303,9 @@ impl Run {
                 Err(ReadError::Mvcc(MvccError::Compacted { .. }))
             ));
         }
-        let hash = |revision| self.store.hash_kv(revision).unwrap().hash;
-        assert_eq!(hash(0), hash(0));
+        // However far a compaction is. 0 would be answered by what a compaction there left, if there was one.
+        let hash = || self.store.hash_kv(-1).unwrap().hash;
+        assert_eq!(hash(), hash());
     }
 
     fn check_range(&mut self, revision: i64) {

@@ -277,6 +277,29 @@ fn a_snapshot_begun_while_a_compaction_waits_is_whole(kind: Kind) {
     }
 }
 
+/// The hash of members whose compactions are not equally far.
+fn where_every_key_is_deleted_the_hash_does_not_depend_on_how_far_a_compaction_is(kind: Kind) {
+    for compact_at in 3..=7 {
+        let dir = tempfile::tempdir().unwrap();
+        let store = open(kind, dir.path());
+        let mut log = Log::new(&store);
+        for (key, value) in [("a", "1"), ("b", "2"), ("a", "3")] {
+            log.put(key, value.as_bytes(), 0);
+        }
+        for key in ["a", "b"] {
+            log.delete(key);
+        }
+        log.put("c", b"", 0);
+        log.delete("c");
+        let held = store.snapshot(&|| true).unwrap().unwrap();
+        let compaction = log.entry(|txn| txn.compact(compact_at)).unwrap();
+        let before = hash_at(&store, 0);
+        drop(held);
+        compaction.wait().unwrap();
+        assert_eq!(hash_at(&store, 0), before, "compacted at {compact_at}");
+    }
+}
+
 fn a_store_closes_while_a_snapshot_holds_up_a_compaction(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
     let store = open(kind, &dir.path().join("a"));
@@ -657,6 +680,7 @@ on_each_engine!(
     a_snapshot_that_nobody_wants_any_more_is_not_made_and_holds_nothing_up,
     a_snapshot_begun_while_a_compaction_waits_is_whole,
     a_store_closes_while_a_snapshot_holds_up_a_compaction,
+    where_every_key_is_deleted_the_hash_does_not_depend_on_how_far_a_compaction_is,
     a_bump_compacts_everything_before_it_and_keeps_the_keys,
     a_filled_database_opens_the_same_by_its_index_file_and_without,
     a_bump_beyond_the_last_revision_is_refused,

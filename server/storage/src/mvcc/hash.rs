@@ -4,6 +4,9 @@
 //! - records at or before the compact revision that a compaction at the hashed revision would not keep, gone already or not;
 //! - the tombstones exactly at the compact revision, which older etcd members delete and newer ones keep.
 //!
+//! If a compaction there would keep nothing at all, etcd covers whatever its file has, so that its answer is another before and after the last
+//! compaction has come to its end. Here it is the one after.
+//!
 //! A compaction leaves the hash of what it went through, as etcd's does: until ten newer ones came, HashKV at that
 //! revision answers it, with the compact revision that was in force before.
 //!
@@ -169,6 +172,7 @@ impl Store {
     /// CRC32C as etcd's HashKV. Revision 0 = current. Blocking.
     pub fn hash_kv(&self, revision: i64) -> Result<HashKv, ReadError> {
         let shared = &self.shared;
+        // After a compaction at revision 0 that is the answer to 0 too, as etcd's.
         if let Some(stored) = shared.hashes.at(revision) {
             return Ok(HashKv {
                 hash: stored.hash,
@@ -201,17 +205,23 @@ impl Store {
         for (_, index) in picture.tree.from(b"") {
             if let Some(revision) = index.keep(at) {
                 keeps_any = true;
-                if revision.main <= compact_revision {
-                    kept.push(revision);
+                kept.push(revision);
+            }
+        }
+        if !keeps_any {
+            for (_, index) in picture.tree.from(b"") {
+                if let Some(left) = index.compact(compact_revision, &mut Vec::new()) {
+                    left.for_each_record(|record| kept.push(record.revision()));
                 }
             }
         }
+        kept.retain(|revision| revision.main <= compact_revision);
         kept.sort_unstable();
         let mut kept = kept.into_iter().peekable();
         let mut hasher = Hasher::new(compact_revision, at);
         for record in shared.records(Revision::default(), at) {
             let record = record?;
-            if keeps_any && record.revision.main <= compact_revision {
+            if record.revision.main <= compact_revision {
                 while kept.next_if(|kept| *kept < record.revision).is_some() {}
                 if kept.next_if_eq(&record.revision).is_none() {
                     continue;
