@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 /// How much of a core is left to the work when others want it too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// About a third of a thread's share: a member waits for it.
+    /// About a fifth of a thread's share: a member waits for it.
     Low,
     /// About a tenth.
     Lowest,
@@ -22,7 +22,7 @@ impl Priority {
     /// Steps of nice.
     const fn nicer_by(self) -> i32 {
         match self {
-            Priority::Low => 5,
+            Priority::Low => 7,
             Priority::Lowest => 10,
         }
     }
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn the_priority_nicer_and_nobody_else_is() {
         let before = getpriority_process(None).unwrap();
-        for (priority, by) in [(Priority::Lowest, 10), (Priority::Low, 5)] {
+        for (priority, by) in [(Priority::Lowest, 10), (Priority::Low, 7)] {
             let during = run("background", priority, || {
                 getpriority_process(None).unwrap()
             });
