@@ -26,7 +26,7 @@ use super::watching::Watching;
 use crate::lab::Lab;
 use crate::members::{Members, Setup};
 use crate::progress::Progress;
-use crate::store_server::Program;
+use crate::store_server::{Client, Program};
 use crate::up::say;
 use crate::{packages, tools, wait};
 
@@ -36,6 +36,8 @@ const FLAGS: [&str; 2] = ["--snapshot-count=300", "--snapshot-catchup-entries=10
 const RECOVERY_DEADLINE: Duration = Duration::from_secs(60);
 /// From the end of the load until every watcher was told everything.
 const TOLD_DEADLINE: Duration = Duration::from_secs(30);
+/// For a lease that is left alone to run out while no leader changes: several times its time to live.
+const RUN_OUT_DEADLINE: Duration = Duration::from_secs(15);
 const HASH_DEADLINE: Duration = Duration::from_secs(20);
 const WINDOW_DEADLINE: Duration = Duration::from_mins(4);
 const CALM: Duration = Duration::from_millis(400);
@@ -244,6 +246,11 @@ impl Nemesis {
         }
         complaints.extend(serializable(&ops, &self.reference));
         complaints.extend(self.leases.judge(number, expiring, &self.reference));
+        for key in std::mem::take(&mut self.leases.overdue) {
+            if let Err(error) = wait_gone(&clients[0], &key).await {
+                complaints.push(format!("{error:#}"));
+            }
+        }
         let window = Window {
             number,
             fault: fault.name(),
@@ -280,7 +287,7 @@ impl Nemesis {
     }
 
     /// The revision of a linearizable read.
-    async fn head(&self, clients: &[crate::store_server::Client]) -> Result<i64> {
+    async fn head(&self, clients: &[Client]) -> Result<i64> {
         let request = pb::RangeRequest {
             key: "health".into(),
             ..pb::RangeRequest::default()
@@ -324,7 +331,7 @@ impl Nemesis {
         Ok(())
     }
 
-    async fn same_hashes(&mut self, clients: &[crate::store_server::Client]) -> Result<()> {
+    async fn same_hashes(&mut self, clients: &[Client]) -> Result<()> {
         let revision = self.reference.head();
         wait::wait_for("HashKV of all members", HASH_DEADLINE, || async {
             let mut hashes = Vec::new();
@@ -535,4 +542,20 @@ fn known_histories() -> BTreeMap<&'static str, Window> {
         ),
         ("sound", sound.clone()),
     ])
+}
+
+/// Until the key of a lease that is left to run out is gone.
+async fn wait_gone(client: &Client, key: &str) -> Result<()> {
+    let what = format!("the lease of {key} runs out");
+    wait::wait_for(&what, RUN_OUT_DEADLINE, || async {
+        let request = pb::RangeRequest {
+            key: key.to_owned().into(),
+            count_only: true,
+            ..pb::RangeRequest::default()
+        };
+        let answer = client.kv.clone().range(request).await?.into_inner();
+        ensure!(answer.count == 0, "the key is there");
+        Ok(Some(()))
+    })
+    .await
 }
