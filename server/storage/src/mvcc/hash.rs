@@ -202,20 +202,24 @@ impl Store {
 
         let mut keeps_any = false;
         let mut kept = Vec::new();
+        let mut keep = |revision: Revision| {
+            if revision.main <= compact_revision {
+                kept.push(revision);
+            }
+        };
         for (_, index) in picture.tree.from(b"") {
             if let Some(revision) = index.keep(at) {
                 keeps_any = true;
-                kept.push(revision);
+                keep(revision);
             }
         }
         if !keeps_any {
             for (_, index) in picture.tree.from(b"") {
                 if let Some(left) = index.compact(compact_revision, &mut Vec::new()) {
-                    left.for_each_record(|record| kept.push(record.revision()));
+                    left.for_each_record(|record| keep(record.revision()));
                 }
             }
         }
-        kept.retain(|revision| revision.main <= compact_revision);
         kept.sort_unstable();
         let mut kept = kept.into_iter().peekable();
         let mut hasher = Hasher::new(compact_revision, at);

@@ -28,9 +28,9 @@ use crate::mvcc::recover::FORMAT_VERSION;
 use crate::mvcc::revision::Revision;
 use crate::schema::{Table, meta};
 
-/// Bytes of one batch: a sync each, so not too few.
+/// Bytes of one batch: on sled a sync each, so not too few.
 const BATCH_BYTES: usize = 8 << 20;
-/// The same on a machine whose disk somebody else waits for: the file system puts one file's syncs behind what is due of another.
+/// The same on a machine whose disk somebody else waits for: what is due of one file goes to the disk before the sync of another.
 pub(super) const SMALL_BATCH_BYTES: usize = 512 << 10;
 /// The engine's cache while it is filled in order.
 const CACHE_BYTES: u64 = 64 << 20;
