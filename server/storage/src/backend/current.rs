@@ -33,7 +33,7 @@ const CURRENT_ASIDE: &str = "CURRENT.new";
 pub const UNPUBLISHED: &str = ".new";
 
 /// The extension of the file with a new database's index.
-pub const INDEX: &str = "index";
+const INDEX: &str = "index";
 
 /// A database's engine and number. Numbers grow, whatever the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +134,7 @@ pub fn recover(dir: &Path) -> Result<Found, StorageError> {
             ),
         });
     }
-    let index = Path::new(&named).with_extension(INDEX);
+    let index = index_path(Path::new(&named));
     for file in names(dir)? {
         let is_left = if is_index(&file) {
             Path::new(&file) != index
@@ -218,6 +218,22 @@ fn is_database(file: &str) -> bool {
         .extension()
         .and_then(|extension| Kind::named(extension.to_str()?))
         .is_some()
+}
+
+/// The file of its index, for a database at this path, published or not.
+pub fn index_path(database: &Path) -> PathBuf {
+    let mut path = database.to_owned();
+    let name = database.file_name().unwrap_or_default().to_string_lossy();
+    match name.strip_suffix(UNPUBLISHED) {
+        Some(name) => {
+            let index = Path::new(name).with_extension(INDEX);
+            path.set_file_name(format!("{}{UNPUBLISHED}", index.display()));
+        }
+        None => {
+            path.set_extension(INDEX);
+        }
+    }
+    path
 }
 
 fn is_index(file: &str) -> bool {
@@ -378,5 +394,12 @@ mod tests {
                 );
             }
         });
+    }
+
+    #[test]
+    fn an_indexs_name_is_its_databases() {
+        let name = |database: &str| index_path(Path::new(database)).display().to_string();
+        assert_eq!(name("db/000002.redb"), "db/000002.index");
+        assert_eq!(name("db/000002.sled.new"), "db/000002.index.new");
     }
 }

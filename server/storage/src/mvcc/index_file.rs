@@ -23,8 +23,7 @@ use crc32c::crc32c;
 use prost::Message;
 use prost::encoding::{decode_varint, encode_varint};
 
-use crate::backend::Tally;
-use crate::backend::current::{INDEX, UNPUBLISHED};
+use crate::backend::{Tally, current};
 use crate::error::StorageError;
 use crate::mvcc::key_index::Record;
 use crate::mvcc::revision::{REVISION_BYTES, Revision};
@@ -121,25 +120,9 @@ impl Entry {
     }
 }
 
-/// The file of a database's path, or of the path of one that is not published yet.
-pub(super) fn path_of(database: &Path) -> PathBuf {
-    let mut path = database.to_owned();
-    let name = database.file_name().unwrap_or_default().to_string_lossy();
-    match name.strip_suffix(UNPUBLISHED) {
-        Some(name) => {
-            let index = Path::new(name).with_extension(INDEX);
-            path.set_file_name(format!("{}{UNPUBLISHED}", index.display()));
-        }
-        None => {
-            path.set_extension(INDEX);
-        }
-    }
-    path
-}
-
 /// With its database, which gets another name.
 pub(super) fn rename(from: &Path, to: &Path) -> Result<(), StorageError> {
-    let (from, to) = (path_of(from), path_of(to));
+    let (from, to) = (current::index_path(from), current::index_path(to));
     std::fs::rename(&from, &to).map_err(|e| StorageError::io("rename", &to, e))
 }
 
@@ -314,12 +297,5 @@ mod tests {
             std::fs::write(&path, &whole[..at]).unwrap();
             assert_eq!(read_all(&path, Tally::default()), None, "{at} bytes");
         }
-    }
-
-    #[test]
-    fn its_name_is_the_databases() {
-        let name = |database: &str| path_of(Path::new(database)).display().to_string();
-        assert_eq!(name("db/000002.redb"), "db/000002.index");
-        assert_eq!(name("db/000002.sled.new"), "db/000002.index.new");
     }
 }

@@ -163,7 +163,7 @@ impl Drop for Receiving {
     fn drop(&mut self) {
         // Closed before it is removed.
         self.parts = None;
-        let index = index_file::path_of(&self.database);
+        let index = current::index_path(&self.database);
         for path in [&self.file, &self.database, &index] {
             if let Err(error) = current::remove(path) {
                 tracing::warn!(%error, "what is left of a snapshot stays until the next start");

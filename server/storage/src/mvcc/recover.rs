@@ -50,7 +50,7 @@ impl Store {
         let (database, engine) = open_engine(&options)?;
         let found = Recovered::read(&*engine, &options.dir)?;
         let path = database.path(&options.dir);
-        let kept = index_file::path_of(&path);
+        let kept = current::index_path(&path);
         let by_file = from_file(&*engine, &kept, found.tally)?;
         let mut index = if let Some(index) = by_file {
             index

@@ -111,7 +111,7 @@ impl Filler {
             batch: Batch::default(),
             batch_bytes: 0,
             batch_bytes_max,
-            index: IndexWriter::new(index_file::path_of(path))?,
+            index: IndexWriter::new(current::index_path(path))?,
             last: Revision::default(),
             records: 0,
         })
