@@ -11,7 +11,8 @@
 //! - It checks its pages' sums only when it repairs a file, never when it reads: each value has a sum of its own, and whoever reads all
 //!   pairs compares them with the tally. So a bit that turned over in a value or a key is found when that is read, one in redb's own
 //!   pages when a pair is not found or is found twice.
-//! - It may panic over damage: a panic becomes an error, and the engine answers nothing from then on.
+//! - It follows its pages wherever they lead: a scan whose keys do not ascend is damage, and so is one that gives a key it was not asked for.
+//! - It may panic over damage: a panic becomes an error, and the engine answers nothing from then on. So it may as it closes, which writes.
 //!
 //! After an I/O error redb refuses further use of the handle, which suits us: a failed write stops the node.
 
@@ -74,7 +75,8 @@ const PAGE_BYTES: u64 = 4096;
 pub(super) struct Redb {
     path: PathBuf,
     file: File,
-    database: Database,
+    /// None once it is closed: in the drop.
+    database: Option<Database>,
     /// Of one that is being filled: whether what is synced now is relied on.
     relies: Option<Arc<AtomicBool>>,
     /// As of the last batch.
@@ -112,7 +114,7 @@ impl Redb {
         let mut engine = Self {
             path: path.to_owned(),
             file,
-            database,
+            database: Some(database),
             relies: None,
             tally: Mutex::default(),
             broken: OnceLock::new(),
@@ -135,11 +137,11 @@ impl Redb {
         Ok(Self {
             path: path.to_owned(),
             file: File::open(path).map_err(io)?,
-            database: created.map_err(|e| StorageError::Engine {
+            database: Some(created.map_err(|e| StorageError::Engine {
                 op: "create",
                 path: path.to_owned(),
                 detail: e.to_string(),
-            })?,
+            })?),
             relies: Some(relies),
             tally: Mutex::default(),
             broken: OnceLock::new(),
@@ -170,13 +172,17 @@ impl Redb {
         let mut engine = Self {
             path: path.to_owned(),
             file: File::open(path).map_err(io)?,
-            database,
+            database: Some(database),
             relies: None,
             tally: Mutex::default(),
             broken: OnceLock::new(),
         };
         engine.tally = Mutex::new(engine.read_tally()?);
         Ok(engine)
+    }
+
+    fn database(&self) -> &Database {
+        self.database.as_ref().expect("only the drop takes it")
     }
 
     fn read_tally(&self) -> Result<Tally, StorageError> {
@@ -226,6 +232,14 @@ impl Redb {
         })
     }
 
+    fn out_of_order(&self, key: &[u8]) -> StorageError {
+        StorageError::DamagedRecord {
+            path: self.path.clone(),
+            record: schema::name_of(key),
+            what: "it is out of order".to_owned(),
+        }
+    }
+
     fn write_batch(
         &self,
         batch: &Batch,
@@ -236,7 +250,7 @@ impl Redb {
         if batch.ops.iter().any(|(key, _)| !is_of_store(key)) {
             return Err(fail(&"a key lies outside of what is the store's"));
         }
-        let mut txn = self.database.begin_write().map_err(|e| fail(&e))?;
+        let mut txn = self.database().begin_write().map_err(|e| fail(&e))?;
         txn.set_durability(match commit {
             Commit::Synced | Commit::Unpublished => Durability::Immediate,
             Commit::Lazy => Durability::None,
@@ -304,7 +318,7 @@ impl Redb {
         keys: &mut dyn Iterator<Item = &[u8]>,
     ) -> Result<Vec<Option<Bytes>>, StorageError> {
         let fail = |error: &dyn Display| self.error("get", error);
-        let txn = self.database.begin_read().map_err(|e| fail(&e))?;
+        let txn = self.database().begin_read().map_err(|e| fail(&e))?;
         let table = txn.open_table(TABLE).map_err(|e| fail(&e))?;
         let mut out = Vec::with_capacity(keys.size_hint().0);
         for key in keys {
@@ -327,12 +341,19 @@ impl Redb {
         each: &mut dyn FnMut(&[u8], &[u8]),
     ) -> Result<(), StorageError> {
         let fail = |error: &dyn Display| self.error("scan", error);
-        let txn = self.database.begin_read().map_err(|e| fail(&e))?;
+        let txn = self.database().begin_read().map_err(|e| fail(&e))?;
         let table = txn.open_table(TABLE).map_err(|e| fail(&e))?;
         let mut bytes = 0;
+        let mut last = Vec::new();
         for pair in table.range::<&[u8]>(start..end).map_err(|e| fail(&e))? {
             let (key, stored) = pair.map_err(|e| fail(&e))?;
             let key = key.value();
+            let follows = last.is_empty() || &last[..] < key;
+            if !follows || key < start || key >= end {
+                return Err(self.out_of_order(key));
+            }
+            last.clear();
+            last.extend_from_slice(key);
             let value = self.open_seal(key, stored.value())?;
             bytes += key.len() + value.len();
             each(key, value);
@@ -341,6 +362,16 @@ impl Redb {
             }
         }
         Ok(())
+    }
+}
+
+impl Drop for Redb {
+    fn drop(&mut self) {
+        let database = self.database.take();
+        if let Err(reason) = caught(move || drop(database)) {
+            // All that was acknowledged was synced before; the next open sees to the rest.
+            tracing::error!(path = %self.path.display(), reason, "closing the database");
+        }
     }
 }
 

@@ -119,3 +119,89 @@ fn a_file_without_a_tally_is_refused() {
     let error = Redb::open(&path, CACHE).unwrap_err().to_string();
     assert!(error.contains("x.redb"), "{error}");
 }
+
+/// Each pair of it is as it was written, and so is their sum.
+#[test]
+fn pages_that_changed_places_are_found_by_whoever_scans() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.redb");
+    let engine = Redb::open(&path, CACHE).unwrap();
+    let mut all = Batch::default();
+    for number in 0..64 {
+        all.put(format!("k{number:03}"), vec![b'v'; 900]);
+    }
+    engine.write(&all).unwrap();
+    assert_eq!(engine.scan(b"k", b"l", usize::MAX).unwrap().len(), 64);
+    drop(engine);
+    let mut bytes = fs::read(&path).unwrap();
+    let leaf_of = |bytes: &[u8], key: &[u8]| {
+        let holds = |page: &[u8], words: &[u8]| page.windows(words.len()).any(|it| it == words);
+        let is_it = |page: &&[u8]| holds(page, key) && holds(page, &[b'v'; 900]);
+        let pages = bytes.chunks(4096).enumerate();
+        let found = pages.filter(|(_, page)| is_it(page)).map(|(at, _)| at);
+        found.collect::<Vec<_>>()
+    };
+    let (low, high) = (leaf_of(&bytes, b"k005"), leaf_of(&bytes, b"k045"));
+    let (&[low], &[high]) = (&low[..], &high[..]) else {
+        panic!("{low:?} {high:?}");
+    };
+    let (front, back) = bytes.split_at_mut(high * 4096);
+    front[low * 4096..][..4096].swap_with_slice(&mut back[..4096]);
+    fs::write(&path, &bytes).unwrap();
+    let engine = Redb::open(&path, CACHE).unwrap();
+    let scanned = engine.scan(b"k", b"l", usize::MAX);
+    let error = scanned.map(|pairs| pairs.len()).unwrap_err();
+    assert!(error.to_string().contains("out of order"), "{error}");
+    assert!(error.to_string().contains("x.redb"), "{error}");
+}
+
+/// It writes as it closes.
+#[derive(Debug)]
+struct Spoilt {
+    memory: redb::backends::InMemoryBackend,
+    closes: Arc<AtomicBool>,
+}
+
+impl redb::StorageBackend for Spoilt {
+    fn len(&self) -> std::io::Result<u64> {
+        self.memory.len()
+    }
+    fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        self.memory.read(offset, out)
+    }
+    fn set_len(&self, len: u64) -> std::io::Result<()> {
+        self.memory.set_len(len)
+    }
+    fn sync_data(&self) -> std::io::Result<()> {
+        self.memory.sync_data()
+    }
+    fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+        assert!(!self.closes.load(Ordering::Relaxed), "no sense in this");
+        self.memory.write(offset, data)
+    }
+}
+
+#[test]
+fn a_panic_at_the_close_ends_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.redb");
+    let closes = Arc::new(AtomicBool::new(false));
+    let spoilt = || Spoilt {
+        memory: redb::backends::InMemoryBackend::new(),
+        closes: Arc::clone(&closes),
+    };
+    for unwinding in [false, true] {
+        closes.store(false, Ordering::Relaxed);
+        let mut engine = Redb::open(&path, CACHE).unwrap();
+        engine.database = Some(Database::builder().create_with_backend(spoilt()).unwrap());
+        engine.write(&batch(&[("a", Some(b"1"))])).unwrap();
+        closes.store(true, Ordering::Relaxed);
+        let ended = caught(move || {
+            let _engine = engine;
+            assert!(!unwinding, "of something else");
+        });
+        let reason = ended.err();
+        assert_eq!(reason.is_some(), unwinding, "{reason:?}");
+        assert!(reason.is_none_or(|reason| reason.contains("something else")));
+    }
+}
