@@ -288,8 +288,7 @@ pub struct RaftNode {
     /// Membership changes under way: from before they are proposed.
     pub(super) changing: AtomicUsize,
     pub(super) changes_lock: tokio::sync::Mutex<()>,
-    /// Held while a snapshot of another member is received.
-    pub(super) receiving: tokio::sync::Mutex<()>,
+    /// What is no record of a snapshot of another member, while it is received.
     pub(super) snapshot_path: PathBuf,
     pub(super) sending: Sending,
     stopping: watch::Sender<bool>,
@@ -373,7 +372,6 @@ impl RaftNode {
             leads: AtomicBool::default(),
             changing: AtomicUsize::default(),
             changes_lock: tokio::sync::Mutex::default(),
-            receiving: tokio::sync::Mutex::default(),
             snapshot_path: options.snapshot_path,
             sending,
             stopping: watch::channel(false).0,

@@ -218,7 +218,7 @@ impl RaftNode {
         })
     }
 
-    /// Takes a snapshot of the leader. One at a time.
+    /// Takes a snapshot of the leader. The store refuses a second one until the first is installed, though its sender may be gone.
     pub async fn receive_snapshot<S>(
         self: &Arc<Self>,
         store: &Arc<Store>,
@@ -228,9 +228,6 @@ impl RaftNode {
     where
         S: Stream<Item = Result<pb::SnapshotPart, Status>> + Send,
     {
-        let Ok(_one_at_a_time) = self.receiving.try_lock() else {
-            return Err(Status::unavailable("another snapshot is being received"));
-        };
         futures::pin_mut!(parts);
         let first = parts.next().await.ok_or_else(|| broken("it is empty"))??;
         let head = first.head.ok_or_else(|| broken("it has no head"))?;
@@ -380,14 +377,21 @@ where
     let aside = Aside::new("install").map_err(broken)?;
     let (store, file) = (Arc::clone(store), file.to_owned());
     let begun = aside.run(move || Incoming::new(&store, &file, &head)).await;
-    let mut incoming = begun.map_err(broken)?.map_err(broken)?;
+    let mut incoming = begun
+        .map_err(broken)?
+        .map_err(|error| Status::unavailable(error.to_string()))?;
     // Those that come are read from the connection while the ones before are written, or both sides would take turns.
     let (sender, ahead) = mpsc::channel(PIECES_AHEAD);
     let read = async move {
-        while let Some(part) = parts.next().await {
-            // The other loop has ended with an error.
+        loop {
+            let part = tokio::select! {
+                part = parts.next() => part,
+                // The other loop has ended with an error.
+                () = sender.closed() => return,
+            };
+            let Some(part) = part else { return };
             if sender.send(part).await.is_err() {
-                break;
+                return;
             }
         }
     };
@@ -471,6 +475,34 @@ mod tests {
             let hash = |store: &Store| store.hash_kv(0).unwrap().hash;
             assert_eq!(hash(&store(&behind)), hash(&leader));
         }
+    }
+
+    /// The leader sends again what it could not send to the end, while what came whole before is still being installed.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_snapshot_that_is_sent_again_leaves_the_one_before_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let leader = filled(&dir.path().join("leader"));
+        let behind = dir.path().join("behind");
+        let to = store(&behind);
+        let whole = sent(&leader, 1).await;
+        let options = InstallOptions {
+            applied: leader.applied(),
+            membership: Bytes::new(),
+        };
+        let first = take(&to, &behind, whole.clone()).await.unwrap();
+        let says = |again: Result<Receiving, Status>| again.unwrap_err().message().to_owned();
+        let again = take(&to, &behind, whole.clone()).await;
+        assert!(says(again).contains("another snapshot is being received"));
+        to.install(first, &options).unwrap();
+        let again = take(&to, &behind, whole.clone()).await;
+        assert!(says(again).contains("another database took this one's place"));
+        to.close().unwrap();
+        drop(to);
+        let to = store(&behind);
+        assert_eq!(to.hash_kv(0).unwrap().hash, leader.hash_kv(0).unwrap().hash);
+        // One that is given up leaves room for the next.
+        drop(take(&to, &behind, whole.clone()).await.unwrap());
+        take(&to, &behind, whole).await.unwrap();
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

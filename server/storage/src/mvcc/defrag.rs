@@ -17,7 +17,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -78,11 +77,7 @@ impl Store {
     pub fn defragment(&self, pace: Pace) -> Result<DefragReport, StorageError> {
         let shared = &self.shared;
         let _one_at_a_time = shared.defragmenting.lock();
-        if shared.superseded.load(Ordering::Acquire) {
-            return Err(StorageError::Stopped {
-                first: "another database took this one's place".to_owned(),
-            });
-        }
+        shared.is_of_now()?;
         let started = crate::clock::now();
         let old = *shared.database.lock();
         let next = old.next(shared.options.engine);

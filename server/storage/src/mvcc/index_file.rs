@@ -3,11 +3,11 @@
 //!     db/000002.redb     filled, and not opened since
 //!     db/000002.index    what the index keeps of each of its records, in their order
 //!
-//!     | "BLSTIDX1" | tally of the database: 24 bytes | number of entries: u64 LE | CRC32C of what is before: u32 LE |
-//!     | bytes: u32 LE | their CRC32C: u32 LE | entries | ...
+//!     | "BLSTIDX2" | tally of the database: 24 bytes | number of entries: u64 LE | CRC32C of what is before: u32 LE |
+//!     | bytes: u32 LE | CRC32C of all entries up to here: u32 LE | entries | ...
 //!     entry = main | sub | bytes of the value | create | version | lease | bytes of the key (varints each) | the key
 //!
-//! Promises: it only saves time. It is believed when all of it is as it was written and the database's tally is the one that it was left with;
+//! Promises: it only saves time: where it cannot be written or read, the database is opened without. It is believed when all of it is as it was written and the database's tally is the one that it was left with;
 //! otherwise it is as if there were none. The open that finds it removes it. It is never synced.
 //!
 //! etcd: none; it reads all records at each start.
@@ -19,16 +19,15 @@ use std::path::{Path, PathBuf};
 
 use ballast_api::mvccpb::KeyValue;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use crc32c::crc32c;
+use crc32c::{crc32c, crc32c_append};
 use prost::Message;
 use prost::encoding::{decode_varint, encode_varint};
 
 use crate::backend::{Tally, current};
-use crate::error::StorageError;
 use crate::mvcc::key_index::Record;
 use crate::mvcc::revision::{REVISION_BYTES, Revision};
 
-const MAGIC: [u8; 8] = *b"BLSTIDX1";
+const MAGIC: [u8; 8] = *b"BLSTIDX2";
 const HEAD_BYTES: usize = MAGIC.len() + Tally::LEN + 8 + 4;
 /// Entries of about so many bytes have a sum of their own.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -120,64 +119,90 @@ impl Entry {
     }
 }
 
-/// With its database, which gets another name.
-pub(super) fn rename(from: &Path, to: &Path) -> Result<(), StorageError> {
+/// With its database, which gets another name. The one there is of another database.
+pub(super) fn rename(from: &Path, to: &Path) {
     let (from, to) = (current::index_path(from), current::index_path(to));
-    std::fs::rename(&from, &to).map_err(|e| StorageError::io("rename", &to, e))
+    match std::fs::rename(&from, &to) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => useless(&from, &error),
+    }
 }
 
-/// Writes the file.
+/// One that stays is removed at the next start, or known as another database's by the tally.
+fn useless(path: &Path, error: &std::io::Error) {
+    tracing::warn!(path = %path.display(), %error, "no index file: the next start reads all records");
+    if let Err(error) = current::remove(path) {
+        tracing::warn!(%error, "what is left of an index file stays");
+    }
+}
+
+/// Writes the file, as long as that works.
 #[derive(Debug)]
 pub(super) struct IndexWriter {
     file: File,
     path: PathBuf,
     chunk: BytesMut,
+    /// Of the chunks that are written.
+    crc: u32,
     entries: u64,
 }
 
 impl IndexWriter {
-    pub(super) fn new(path: PathBuf) -> Result<Self, StorageError> {
-        let failed = |e| StorageError::io("create", &path, e);
-        let mut file = File::create(&path).map_err(failed)?;
-        // Until `finish` it has no head that anybody believes.
-        file.write_all(&[0; HEAD_BYTES]).map_err(failed)?;
-        Ok(Self {
+    pub(super) fn new(path: PathBuf) -> Option<Self> {
+        let created = File::create(&path).and_then(|mut file| {
+            // Until `finish` it has no head that anybody believes.
+            file.write_all(&[0; HEAD_BYTES])?;
+            Ok(file)
+        });
+        let file = created.map_err(|error| useless(&path, &error)).ok()?;
+        Some(Self {
             file,
             path,
             chunk: BytesMut::with_capacity(2 * CHUNK_BYTES),
+            crc: 0,
             entries: 0,
         })
     }
 
-    pub(super) fn add(&mut self, entry: &Entry) -> Result<(), StorageError> {
+    /// None once it failed: the file is gone then.
+    pub(super) fn add(mut self, entry: &Entry) -> Option<Self> {
         entry.encode(&mut self.chunk);
         self.entries += 1;
         if self.chunk.len() < CHUNK_BYTES {
-            return Ok(());
+            return Some(self);
         }
-        self.write_chunk()
+        match self.write_chunk() {
+            Ok(()) => Some(self),
+            Err(error) => {
+                useless(&self.path, &error);
+                None
+            }
+        }
     }
 
-    fn write_chunk(&mut self) -> Result<(), StorageError> {
+    fn write_chunk(&mut self) -> std::io::Result<()> {
+        self.crc = crc32c_append(self.crc, &self.chunk);
         let mut head = [0; 8];
         head[..4].copy_from_slice(&(self.chunk.len() as u32).to_le_bytes());
-        head[4..].copy_from_slice(&crc32c(&self.chunk).to_le_bytes());
-        let written = self
-            .file
-            .write_all(&head)
-            .and_then(|()| self.file.write_all(&self.chunk));
+        head[4..].copy_from_slice(&self.crc.to_le_bytes());
+        self.file.write_all(&head)?;
+        self.file.write_all(&self.chunk)?;
         self.chunk.clear();
-        written.map_err(|e| StorageError::io("write", &self.path, e))
+        Ok(())
     }
 
     /// The database is complete, and its pairs sum up to `tally`.
-    pub(super) fn finish(mut self, tally: Tally) -> Result<(), StorageError> {
-        if !self.chunk.is_empty() {
-            self.write_chunk()?;
+    pub(super) fn finish(mut self, tally: Tally) {
+        let written = if self.chunk.is_empty() {
+            Ok(())
+        } else {
+            self.write_chunk()
+        };
+        let head = head(tally, self.entries);
+        if let Err(error) = written.and_then(|()| self.file.write_all_at(&head, 0)) {
+            useless(&self.path, &error);
         }
-        self.file
-            .write_all_at(&head(tally, self.entries), 0)
-            .map_err(|e| StorageError::io("write", &self.path, e))
     }
 }
 
@@ -211,16 +236,18 @@ fn read_from(file: &mut File, tally: Tally, each: &mut dyn FnMut(&Entry)) -> std
     if first != head(tally, entries) {
         return Err(invalid("it is not of this database as it is"));
     }
+    let mut sum = 0;
     while entries > 0 {
         let mut head = [0; 8];
         file.read_exact(&mut head)?;
         let (len, crc) = ((&head[..4]).get_u32_le(), (&head[4..]).get_u32_le());
-        if len as usize > CHUNK_BYTES_MAX {
-            return Err(invalid("a chunk is too long"));
+        if len == 0 || len as usize > CHUNK_BYTES_MAX {
+            return Err(invalid("a chunk has no such length"));
         }
         let mut chunk = vec![0; len as usize];
         file.read_exact(&mut chunk)?;
-        if crc32c(&chunk) != crc {
+        sum = crc32c_append(sum, &chunk);
+        if sum != crc {
             return Err(invalid("a checksum does not match"));
         }
         let mut chunk = Bytes::from(chunk);
@@ -257,9 +284,9 @@ mod tests {
         let mut writer = IndexWriter::new(path.to_owned()).unwrap();
         let entries: Vec<_> = (1..5_000).map(|n| entry(n, &format!("key-{n}"))).collect();
         for entry in &entries {
-            writer.add(entry).unwrap();
+            writer = writer.add(entry).unwrap();
         }
-        writer.finish(tally).unwrap();
+        writer.finish(tally);
         entries
     }
 

@@ -6,14 +6,16 @@
 //!     3 complete the database with all else
 //!     4 publish  CURRENT names it: that is the moment it counts (backend/current.rs)
 //!
-//! Promises: a crash leaves the old database or the new one. From 4 on this store is of the past: it makes no other database any more, and whoever
+//! Promises: there is one snapshot under way at a time, from the first byte to the end of its installation, whoever began it and does not wait for it
+//! any more: the files of all have the same names. A crash leaves the old database or the new one. From 4 on this store is of the past: it makes no other database any more, and whoever
 //! holds it opens the directory anew. What it still reads comes from the old database, which stays readable while it is open.
 //! Not here: the bytes on their way (`server/src/raft/snapshot.rs`), the log, which then ends before the database (`server/src/raft/open.rs`).
 //!
 //! etcd: applySnapshot in server/etcdserver/server.go, which swaps the backend in place.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 
@@ -26,7 +28,7 @@ use crate::error::StorageError;
 use crate::mvcc::index_file;
 use crate::mvcc::pages::Pages;
 use crate::mvcc::restore::{self, Filler, SMALL_BATCH_BYTES};
-use crate::mvcc::store::Store;
+use crate::mvcc::store::{Shared, Store};
 use crate::schema::{Table, meta};
 
 /// Where in the log a snapshot stands.
@@ -47,13 +49,33 @@ pub struct Receiving {
     kind: Kind,
     file: PathBuf,
     database: PathBuf,
+    /// Given back last, when the files are gone or have become the live database.
+    _turn: Turn,
+}
+
+/// The right to receive.
+#[derive(Debug)]
+struct Turn(Arc<AtomicBool>);
+
+impl Turn {
+    fn take(receives: &Arc<AtomicBool>) -> Option<Self> {
+        let taken = receives.swap(true, Ordering::AcqRel);
+        (!taken).then(|| Self(Arc::clone(receives)))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 /// The database's name until it has a number: one that the next open removes.
 const RECEIVED: &str = "received";
 
 impl Store {
-    /// Begins to receive a snapshot page by page; what is no record goes into `file`. One at a time. Blocking.
+    /// Begins to receive a snapshot page by page; what is no record goes into `file`. Refused while
+    /// there is another. Blocking.
     pub fn receive_pages(&self, file: &Path) -> Result<Receiving, StorageError> {
         let mut receiving = self.receive(file)?;
         if let Some((arriving, _)) = &mut receiving.parts {
@@ -65,6 +87,11 @@ impl Store {
     /// The same for one that comes as a file, front to back.
     pub fn receive(&self, file: &Path) -> Result<Receiving, StorageError> {
         let options = &self.shared.options;
+        let turn = Turn::take(&self.shared.receives).ok_or_else(|| StorageError::Refused {
+            path: options.dir.clone(),
+            why: "another snapshot is being received".to_owned(),
+        })?;
+        self.shared.is_of_now()?;
         let kind = options.engine;
         let database = options.dir.join(format!(
             "{RECEIVED}.{}{}",
@@ -80,6 +107,7 @@ impl Store {
             kind,
             file: file.to_owned(),
             database,
+            _turn: turn,
         })
     }
 
@@ -91,6 +119,7 @@ impl Store {
     ) -> Result<(), StorageError> {
         let shared = &self.shared;
         let _one_at_a_time = shared.defragmenting.lock();
+        shared.is_of_now()?;
         let started = crate::clock::now();
         let Some((arriving, filler)) = received.parts.take() else {
             return Ok(());
@@ -114,7 +143,7 @@ impl Store {
         let unpublished = next.unpublished_path(dir);
         std::fs::rename(&received.database, &unpublished)
             .map_err(|e| StorageError::io("rename", &unpublished, e))?;
-        index_file::rename(&received.database, &next.path(dir))?;
+        index_file::rename(&received.database, &next.path(dir));
         if let Err(error) = current::publish(dir, next) {
             if let Err(error) = current::remove_database(dir, next) {
                 tracing::warn!(%error, "an unfinished database of a snapshot stays until the next start");
@@ -130,6 +159,18 @@ impl Store {
             took = ?started.elapsed(),
             "installed a snapshot of another member"
         );
+        Ok(())
+    }
+}
+
+impl Shared {
+    /// Refuses once the directory's live database is another one than this store has open.
+    pub(super) fn is_of_now(&self) -> Result<(), StorageError> {
+        if self.superseded.load(Ordering::Acquire) {
+            return Err(StorageError::Stopped {
+                first: "another database took this one's place".to_owned(),
+            });
+        }
         Ok(())
     }
 }

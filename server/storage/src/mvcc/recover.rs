@@ -59,8 +59,10 @@ impl Store {
             check_tally(&*engine, &path, found.tally, index.tally)?;
             index
         };
-        // From the first write on it would be of the past.
-        current::remove(&kept)?;
+        // From the first write on it would be of the past. It is known by the tally, so one that stays is of no use and does no harm.
+        if let Err(error) = current::remove(&kept) {
+            tracing::warn!(%error, "an index file stays until the next start");
+        }
         index.live_bytes += found
             .small
             .iter()
@@ -108,6 +110,7 @@ impl Store {
             hashes: StoredHashes::new(found.finished),
             defragmenting: Mutex::default(),
             superseded: AtomicBool::default(),
+            receives: Arc::default(),
             database: Mutex::new(database),
             options,
         });

@@ -81,7 +81,7 @@ pub fn restore(
     let mut restore = Restore::new(file, filler);
     restore.buckets()?;
     let report = restore.finish(options, Vec::new())?;
-    index_file::rename(&database, &name.path(dir))?;
+    index_file::rename(&database, &name.path(dir));
     current::publish(dir, name)?;
     Ok(report)
 }
@@ -93,7 +93,8 @@ pub(super) struct Filler {
     batch: Batch,
     batch_bytes: usize,
     batch_bytes_max: usize,
-    index: IndexWriter,
+    /// None once it cannot be written: the first open does without.
+    index: Option<IndexWriter>,
     /// The last record.
     last: Revision,
     records: u64,
@@ -111,7 +112,7 @@ impl Filler {
             batch: Batch::default(),
             batch_bytes: 0,
             batch_bytes_max,
-            index: IndexWriter::new(current::index_path(path))?,
+            index: IndexWriter::new(current::index_path(path)),
             last: Revision::default(),
             records: 0,
         })
@@ -147,7 +148,7 @@ impl Filler {
             return Err(damaged("it does not follow the one before it".to_owned()));
         }
         let entry = Entry::of(key, value.clone()).map_err(damaged)?;
-        self.index.add(&entry)?;
+        self.index = self.index.take().and_then(|index| index.add(&entry));
         self.last = revision;
         self.records += 1;
         self.put(Table::Key, key, value)
@@ -156,10 +157,10 @@ impl Filler {
     /// Now it may be published.
     fn finish(self) -> Result<(), StorageError> {
         self.engine.write(&self.batch)?;
-        match self.engine.tally()? {
-            Some(tally) => self.index.finish(tally),
-            None => Ok(()),
+        if let (Some(tally), Some(index)) = (self.engine.tally()?, self.index) {
+            index.finish(tally);
         }
+        Ok(())
     }
 }
 

@@ -131,6 +131,8 @@ pub(super) struct Shared {
     pub(super) defragmenting: Mutex<()>,
     /// The directory's live database is another one than this store has open (install.rs).
     pub(super) superseded: AtomicBool,
+    /// Whether somebody is receiving a snapshot or installing it.
+    pub(super) receives: Arc<AtomicBool>,
     /// The live database.
     pub(super) database: Mutex<Name>,
 }

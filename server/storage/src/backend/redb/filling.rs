@@ -36,6 +36,8 @@ pub(super) struct Filling {
 struct Gathered {
     pages: BTreeMap<u64, Vec<u8>>,
     bytes: usize,
+    /// Why a part of the file is missing, if one is: then nothing succeeds any more.
+    lost: Option<(io::ErrorKind, String)>,
     /// Where the file was written, first bytes and those behind the last, since the last sync.
     written: Vec<(u64, u64)>,
 }
@@ -64,6 +66,15 @@ impl Gathered {
     }
 
     fn flush(&mut self, file: &File) -> io::Result<()> {
+        if let Some((kind, why)) = &self.lost {
+            return Err(io::Error::new(*kind, why.clone()));
+        }
+        // What cannot be written is lost, and the engine was told before that all is well.
+        self.write_out(file)
+            .inspect_err(|error| self.lost = Some((error.kind(), error.to_string())))
+    }
+
+    fn write_out(&mut self, file: &File) -> io::Result<()> {
         let mut run = Vec::with_capacity(self.bytes);
         let mut start = 0;
         self.bytes = 0;
@@ -94,10 +105,7 @@ impl redb::StorageBackend for Filling {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let mut gathered = self.gathered.lock();
-        if !gathered.pages.is_empty() {
-            gathered.flush(&self.file)?;
-        }
+        self.gathered.lock().flush(&self.file)?;
         self.file.read_exact_at(out, offset)
     }
 
