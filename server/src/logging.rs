@@ -9,7 +9,7 @@ pub mod output;
 use std::fmt;
 use std::io::IsTerminal;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -38,6 +38,8 @@ pub enum LogFormat {
 static LEVEL: AtomicU8 = AtomicU8::new(0);
 /// Changes the filter of the running subscriber.
 static FILTER: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
+/// Whether the consensus library was told to stop; see [`library_stops`].
+static LIBRARY_STOPS: AtomicBool = AtomicBool::new(false);
 
 /// From the least to the most told.
 const LEVELS: [(&str, LevelFilter); 4] = [
@@ -70,24 +72,36 @@ pub fn level() -> LevelFilter {
 pub fn set_level(level: LevelFilter) {
     let at = LEVELS.iter().position(|(_, known)| *known == level);
     LEVEL.store(at.unwrap_or_default() as u8, Ordering::Relaxed);
+    refilter();
+}
+
+/// The consensus library is about to be told to stop. Each call under way then ends with an error, of which it tells as if nobody had
+/// wished it; whoever stops it learns from its answer whether anything is wrong.
+pub fn library_stops() {
+    LIBRARY_STOPS.store(true, Ordering::Relaxed);
+    refilter();
+}
+
+fn refilter() {
     if let Some(handle) = FILTER.get()
-        && let Err(error) = handle.reload(filter(level))
+        && let Err(error) = handle.reload(filter(level(), LIBRARY_STOPS.load(Ordering::Relaxed)))
     {
-        tracing::warn!(error = %error, "cannot change the log's level");
+        tracing::warn!(error = %error, "cannot change what the log tells");
     }
 }
 
-fn filter(level: LevelFilter) -> Targets {
+fn filter(level: LevelFilter, library_stops: bool) -> Targets {
     // The consensus library tells at `info` what interests only those who debug it, and at `warn` each attempt at a peer that is down.
-    let library = level.min(LevelFilter::ERROR);
-    Targets::new().with_default(level).with_target(
-        "openraft",
-        if level >= LevelFilter::DEBUG {
-            level
-        } else {
-            library
-        },
-    )
+    let library = if level >= LevelFilter::DEBUG {
+        level
+    } else if library_stops {
+        LevelFilter::OFF
+    } else {
+        LevelFilter::ERROR
+    };
+    Targets::new()
+        .with_default(level)
+        .with_target("openraft", library)
 }
 
 /// Lets so many lines of one kind pass in a second, and counts the others.
@@ -143,7 +157,7 @@ pub fn start(level: LevelFilter, format: LogFormat, output: Outputs) {
             format,
             colour: format == LogFormat::Console && std::io::stderr().is_terminal(),
         });
-    let (filter, handle) = reload::Layer::new(filter(level));
+    let (filter, handle) = reload::Layer::new(filter(level, false));
     let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter));
     // Only tests start twice in a process.
     if tracing::subscriber::set_global_default(subscriber).is_ok() {

@@ -40,7 +40,7 @@ use crate::tasks::Group;
 use crate::tls::{Tls, TlsError};
 use crate::version::Version;
 use crate::watch::{Hub, WatchMetrics};
-use crate::{compactor, corrupt, metrics, version};
+use crate::{compactor, corrupt, logging, metrics, version};
 
 /// How long open requests may go on once the member stops.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -408,6 +408,7 @@ impl Node {
         if !self.serving.end(DRAIN).await {
             tracing::warn!("closing connections that did not end by themselves");
         }
+        logging::library_stops();
         self.context.raft.shutdown().await;
         // Their streams end with Raft, not before: they are as long as this member's life.
         self.peering.end(PEERS_DRAIN).await;

@@ -246,3 +246,40 @@ async fn a_leader_that_stops_is_gone_at_once() {
     cluster.members.remove(leader);
     cluster.members[0].put_eventually("k", "w").await;
 }
+
+/// What was under way with the library when it ended is no error of anybody.
+#[tokio::test(flavor = "multi_thread")]
+async fn members_that_stop_under_writes_tell_of_no_error() {
+    let mut cluster = Cluster::start(3, &[]).await;
+    let writers: Vec<_> = (cluster.members.iter())
+        .flat_map(|member| std::iter::repeat_with(|| member.kv()).take(8))
+        .map(|mut kv| {
+            tokio::spawn(async move {
+                let put = || pb::PutRequest {
+                    key: "k".into(),
+                    value: "v".into(),
+                    ..Default::default()
+                };
+                while kv.put(put()).await.is_ok() {}
+            })
+        })
+        .collect();
+    let reached = || async { cluster.members[0].put("reached", "v").await.ok() };
+    let begun = eventually("a first write", reached).await;
+    eventually("writes under way", || async {
+        reached().await.filter(|revision| *revision > begun + 500)
+    })
+    .await;
+    for member in &cluster.members {
+        member.signal(Signal::TERM);
+    }
+    for member in &mut cluster.members {
+        member.ended().await;
+        member.logged("\"stopped\"").await;
+        let log = member.log();
+        assert!(!log.contains("\"level\":\"error\""), "{log}");
+    }
+    for writer in writers {
+        writer.await.unwrap();
+    }
+}
