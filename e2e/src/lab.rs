@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::netns::{NetworkNamespace, enter};
+use crate::packages;
 use crate::store_server::Place;
 
 const PREFIX: &str = "ballastlab";
@@ -61,6 +62,7 @@ pub struct Lab {
 impl Lab {
     pub fn new() -> Result<Self> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
+        packages::ensure_named(&["iproute2", "nftables"])?;
         sweep();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let stem = format!("{PREFIX}-{}-{number}", std::process::id());

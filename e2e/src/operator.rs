@@ -35,8 +35,7 @@ pub struct Sample {
 /// Installs the operator and everything that follows from it.
 pub async fn install(cluster: &Cluster, progress: &Progress) -> Result<Sample> {
     progress.stage("Operator");
-    tools::ensure(&["helm"], progress)?;
-    install_chart(cluster)?;
+    install_chart(cluster, progress)?;
     cluster
         .wait_available(NAMESPACE, "ballast-operator", Duration::from_mins(2))
         .await?;
@@ -62,7 +61,8 @@ pub async fn install(cluster: &Cluster, progress: &Progress) -> Result<Sample> {
 }
 
 /// Brings the images to the node and installs the chart. Also what tests of the operator call.
-pub fn install_chart(cluster: &Cluster) -> Result<()> {
+pub fn install_chart(cluster: &Cluster, progress: &Progress) -> Result<()> {
+    tools::ensure(&["helm"], progress)?;
     for archive in images::products()? {
         cluster.node()?.import(&archive)?;
     }

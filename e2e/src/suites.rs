@@ -5,6 +5,8 @@
 //! Not here: what the suites test (`e2e/tests`, `peers`).
 
 use std::fmt::Write as _;
+use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -17,7 +19,7 @@ use sha2::Digest as _;
 use crate::cluster::Cluster;
 use crate::progress::Progress;
 use crate::up::say;
-use crate::{paths, tools, wait};
+use crate::{packages, paths, tools, wait};
 
 /// Which part of the product a suite needs running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -28,6 +30,23 @@ pub enum Group {
     Peers,
     /// The Kubernetes of `make up`.
     Kube,
+}
+
+impl Group {
+    /// Builds and installs what its suites use. It takes minutes on a fresh machine, which no suite's budget has room for.
+    fn prepare(self, progress: &Progress) -> Result<()> {
+        match self {
+            Group::Wire => {
+                packages::ensure_named(&["iproute2", "libfaketime", "nftables"])?;
+                tools::ensure(&["etcd", "boltcheck", "linearize"], progress)
+            }
+            Group::Peers => tools::ensure(&["etcd"], progress),
+            Group::Kube => {
+                packages::ensure(progress)?;
+                tools::ensure(&["pods", "etcd", "kubernetes", "coredns", "helm"], progress)
+            }
+        }
+    }
 }
 
 /// One suite of the run.
@@ -230,14 +249,10 @@ pub fn run(args: &Args) -> Result<()> {
     let tree = tree_id(&root)?;
     let cache = paths::cache()?;
     std::fs::create_dir_all(&cache).with_context(|| format!("make {}", cache.display()))?;
-    let record = cache.join("suites.json");
-    let mut known: Vec<Outcome> = std::fs::read(&record)
-        .ok()
-        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-        .unwrap_or_default();
-    // The suites themselves only look their tools up.
-    tools::ensure(&["etcd"], &Progress::new())?;
+    let record = Record(cache.join("suites.json"));
+    let known = record.read()?;
     let mut outcomes = Vec::new();
+    let mut prepared = Vec::new();
     for suite in SUITES.iter().filter(|s| {
         (args.full || !s.full_only)
             && args.only.is_none_or(|g| g == s.group)
@@ -254,16 +269,17 @@ pub fn run(args: &Args) -> Result<()> {
             outcomes.push(before.clone());
             continue;
         }
+        if !prepared.contains(&suite.group) {
+            suite.group.prepare(&Progress::new())?;
+            prepared.push(suite.group);
+        }
         let outcome = run_one(suite, &program, &root, &tree)?;
-        known.retain(|o| o.suite != suite.name);
-        known.push(outcome.clone());
-        std::fs::write(&record, serde_json::to_vec_pretty(&known)?)
-            .with_context(|| format!("write {}", record.display()))?;
+        record.add(&outcome)?;
         outcomes.push(outcome);
     }
     let failed = outcomes.iter().filter(|o| !o.passed).count();
     if let Some(path) = &args.report {
-        std::fs::write(path, report(&known))
+        std::fs::write(path, report(&record.read()?))
             .with_context(|| format!("write {}", path.display()))?;
     }
     for outcome in &outcomes {
@@ -284,6 +300,33 @@ pub fn run(args: &Args) -> Result<()> {
         bail!("{failed} of {} suites failed", outcomes.len());
     }
     Ok(())
+}
+
+/// The last outcome of every suite on this machine. Two runs may go on at once.
+struct Record(PathBuf);
+
+impl Record {
+    fn read(&self) -> Result<Vec<Outcome>> {
+        let bytes = match std::fs::read(&self.0) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error).with_context(|| format!("read {}", self.0.display())),
+        };
+        serde_json::from_slice(&bytes)
+            .with_context(|| format!("make sense of {}", self.0.display()))
+    }
+
+    fn add(&self, outcome: &Outcome) -> Result<()> {
+        let lock = File::create(self.0.with_extension("lock"))?;
+        lock.lock()?;
+        let mut known = self.read()?;
+        known.retain(|o| o.suite != outcome.suite);
+        known.push(outcome.clone());
+        let new = self.0.with_extension("new");
+        std::fs::write(&new, serde_json::to_vec_pretty(&known)?)
+            .with_context(|| format!("write {}", new.display()))?;
+        std::fs::rename(&new, &self.0).with_context(|| format!("write {}", self.0.display()))
+    }
 }
 
 fn run_one(suite: &Suite, program: &Path, root: &Path, tree: &str) -> Result<Outcome> {

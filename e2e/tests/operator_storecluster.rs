@@ -78,8 +78,9 @@ async fn a_store_is_backed_up_defragmented_kept_within_quota_and_restored() -> R
 }
 
 async fn run() -> Result<()> {
-    let cluster = Cluster::up(Options::full("operator")?, &Progress::new()).await?;
-    operator::install_chart(&cluster)?;
+    let progress = Progress::new();
+    let cluster = Cluster::up(Options::full("operator")?, &progress).await?;
+    operator::install_chart(&cluster, &progress)?;
     cluster
         .wait_available(operator::NAMESPACE, "ballast-operator", 2 * MINUTE)
         .await?;
