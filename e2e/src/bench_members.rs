@@ -48,6 +48,7 @@ fn bounds(row: &str) -> Bounds {
     match row {
         "put" | "txn-put" => WRITES,
         name if name.starts_with("range") => READS,
+        bench_learner::ROW => bench_learner::BOUNDS,
         _ => &[],
     }
 }
@@ -72,12 +73,6 @@ pub async fn run(args: &bench::Args, programs: &[Program; 2]) -> Result<Table> {
                 }
                 continue;
             }
-            if *name == bench_learner::ROW {
-                if round == 1 {
-                    learners(args, programs, &mut table).await?;
-                }
-                continue;
-            }
             for (side, program) in programs.iter().enumerate() {
                 let samples = row(args, program, side, name).await;
                 let samples = samples.with_context(|| format!("{name}, {}", program.name))?;
@@ -99,7 +94,11 @@ async fn start(args: &bench::Args, program: &Program, side: usize) -> Result<Mem
 }
 
 async fn row(args: &bench::Args, program: &Program, side: usize, name: &str) -> Result<Samples> {
-    let members = start(args, program, side).await?;
+    let mut members = start(args, program, side).await?;
+    if name == bench_learner::ROW {
+        bench_learner::fill(&members, args.divide).await?;
+        return bench_learner::measure(&mut members, args.divide).await;
+    }
     tokio::time::sleep(IDLE_TIME).await;
     let leader = members.leader().await?;
     let repeats = ON_FOLLOWERS.iter().find(|(other, _)| *other == name);
@@ -157,25 +156,6 @@ async fn failovers(args: &bench::Args, programs: &[Program; 2], table: &mut Tabl
         samples.set(Metric::Max, milliseconds(*times.last().context("a time")?));
         say(&format!("{FAILOVER}, {}: {samples}", programs[side].name));
         table.add(FAILOVER, &[(Metric::P50, Ratio(1.0, 1.0))], side, samples);
-    }
-    Ok(())
-}
-
-/// One cluster after the other is filled, and takes a learner in and out `rounds` times.
-async fn learners(args: &bench::Args, programs: &[Program; 2], table: &mut Table) -> Result<()> {
-    let row = bench_learner::ROW;
-    for (side, program) in programs.iter().enumerate() {
-        let mut members = start(args, program, side).await?;
-        bench_learner::fill(&members, args.divide).await?;
-        for round in 1..=args.rounds {
-            let samples = bench_learner::measure(&mut members, args.divide).await;
-            let samples = samples.with_context(|| format!("{row}, {}", program.name))?;
-            say(&format!(
-                "round {round}, {row}, {}: {samples}",
-                program.name
-            ));
-            table.add(row, bench_learner::BOUNDS, side, samples);
-        }
     }
     Ok(())
 }

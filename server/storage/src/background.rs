@@ -22,7 +22,7 @@ impl Priority {
     /// Steps of nice.
     const fn nicer_by(self) -> i32 {
         match self {
-            Priority::Low => 7,
+            Priority::Low => 6,
             Priority::Lowest => 10,
         }
     }
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn the_priority_nicer_and_nobody_else_is() {
         let before = getpriority_process(None).unwrap();
-        for (priority, by) in [(Priority::Lowest, 10), (Priority::Low, 7)] {
+        for (priority, by) in [(Priority::Lowest, 10), (Priority::Low, 6)] {
             let during = run("background", priority, || {
                 getpriority_process(None).unwrap()
             });
