@@ -298,12 +298,17 @@ async fn a_full_disk(engine: &str) -> Result<()> {
         refusal.code(),
         refusal.message()
     ));
-    // What the engine cannot write stops it; what the log cannot write is refused by a member that goes on and reads.
-    if goes_on(&mut server, &client).await? {
-        ensure!(refusal.code() == Code::ResourceExhausted, "{refusal}");
+    // What the engine cannot write stops it, and until it has stopped it reads; what the log cannot write is refused by a member that goes on.
+    let is_refused = refusal.code() == Code::ResourceExhausted;
+    if is_refused && goes_on(&mut server, &client).await? {
         check(&client, &acknowledged[..1]).await?;
         server.stop().await?;
     } else {
+        wait::wait_for("it ends", END_DEADLINE, || {
+            let ended = server.ended();
+            async move { Ok(ended?.map(|_| ())) }
+        })
+        .await?;
         said(&server, &["No space left on device"])?;
     }
     disk.ask("full max")?;
